@@ -187,6 +187,11 @@ impl Access {
         Self { token, tickets: Mutex::default(), tabs: Mutex::default() }
     }
 
+    /// Whether everything is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.token.is_none()
+    }
+
     /// A ticket that opens the page once.
     pub(crate) fn ticket(&self) -> String {
         let ticket = names::random_hex(16);

@@ -30,12 +30,15 @@ mod anthropic;
 mod body;
 mod calls;
 pub mod choice;
+mod conversation_routes;
+pub mod conversations;
 mod cors;
 mod error;
 mod fields;
 mod guard;
 pub mod inference;
 pub mod keys;
+pub mod library;
 pub mod mcp;
 mod metrics;
 mod names;
@@ -74,6 +77,8 @@ pub(crate) struct App {
     pub counters: Arc<metrics::Counters>,
     pub aliases: Vec<server::Alias>,
     pub keys: Option<Arc<dyn keys::Keys>>,
+    pub conversations: Option<Arc<dyn conversations::Conversations>>,
+    pub library: Option<Arc<dyn library::Library>>,
 }
 
 impl App {

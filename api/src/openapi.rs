@@ -57,6 +57,24 @@ pub(crate) const ROUTES: &[Row] = &[
         "Consent",
         true,
     ),
+    ("get", "/conversations", "page", "The conversations that are kept here", "", true),
+    ("post", "/conversations/search", "page", "Conversations that have all these words", "Words", true),
+    ("get", "/conversations/{conversation}", "page", "One conversation", "", true),
+    ("post", "/conversations/{conversation}", "page", "Begin or change one", "ConversationChange", true),
+    ("delete", "/conversations/{conversation}", "page", "Delete one, its bytes included", "", true),
+    ("get", "/presets", "page", "System prompts and settings with names", "", true),
+    ("post", "/presets", "page", "Keep these and no others", "Presets", true),
+    ("get", "/library", "page", "The models on this machine", "", true),
+    ("post", "/library/search", "page", "Models that catalogs name", "Words", true),
+    (
+        "post",
+        "/library/pull",
+        "page",
+        "Fetch a model that a catalog names, telling how it goes",
+        "Pull",
+        true,
+    ),
+    ("delete", "/library/{model}", "page", "Remove a model from this machine", "", true),
     ("get", "/openapi.json", "node", "This document", "", true),
     ("get", "/metrics", "node", "Counters in Prometheus' format", "", true),
     ("get", "/healthz", "node", "That the node lives", "", false),
@@ -129,7 +147,7 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
         "tags": [tag],
         "summary": summary,
         "responses": {
-            "200": {"description": "Done", "content": answers::content(path)},
+            "200": {"description": "Done", "content": answers::content(method, path)},
             "default": {"$ref": format!("#/components/responses/{refused}")},
         },
     });
@@ -140,6 +158,10 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
     if path.contains("{model}") {
         parameters
             .push(json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}}));
+    }
+    if path.contains("{conversation}") {
+        let hex = json!({"type": "string", "pattern": "^[0-9a-f]{32}$"});
+        parameters.push(json!({"name": "conversation", "in": "path", "required": true, "schema": hex}));
     }
     if !schema.is_empty() {
         operation["requestBody"] = json!({

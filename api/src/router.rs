@@ -6,11 +6,14 @@ use axum::{
     Json, Router,
     extract::State,
     middleware::{from_fn, from_fn_with_state},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use serde_json::{Value, json};
 
-use crate::{App, anthropic, error, guard, metrics, ollama, openai, openapi, swarm_routes, web};
+use crate::{
+    App, anthropic, conversation_routes, error, guard, library, metrics, ollama, openai, openapi,
+    swarm_routes, web,
+};
 
 /// The router over `app`.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -40,6 +43,19 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/swarm/events", get(swarm_routes::events))
         .route("/swarm/contribution", post(swarm_routes::contribute))
         .route("/swarm/consent", post(swarm_routes::agree))
+        .route("/conversations", get(conversation_routes::list))
+        .route("/conversations/search", post(conversation_routes::search))
+        .route(
+            "/conversations/{conversation}",
+            get(conversation_routes::read)
+                .post(conversation_routes::change)
+                .delete(conversation_routes::remove),
+        )
+        .route("/presets", get(conversation_routes::presets).post(conversation_routes::keep_presets))
+        .route("/library", get(library::list))
+        .route("/library/search", post(library::search))
+        .route("/library/pull", post(library::pull))
+        .route("/library/{model}", delete(library::remove))
         .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));

@@ -54,6 +54,10 @@ pub struct Config {
     pub answers: usize,
     /// Keys that it honors beside the token, and who hears what answers took.
     pub keys: Option<Arc<dyn crate::keys::Keys>>,
+    /// Who keeps the conversations of the owner's page; needs a token.
+    pub conversations: Option<Arc<dyn crate::conversations::Conversations>>,
+    /// Who keeps the machine's models.
+    pub library: Option<Arc<dyn crate::library::Library>>,
 }
 
 impl Default for Config {
@@ -66,6 +70,8 @@ impl Default for Config {
             aliases: Vec::new(),
             answers: 256,
             keys: None,
+            conversations: None,
+            library: None,
         }
     }
 }
@@ -105,6 +111,8 @@ impl Server {
             origins: cors::Origins::new(config.origins),
             aliases: config.aliases,
             keys: config.keys,
+            conversations: config.conversations,
+            library: config.library,
             queue: queue::Queue::new(config.answers),
             held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),

@@ -15,14 +15,27 @@ use axum::{
 
 /// The files of `web/` beside the page itself: path, content type, text.
 const FILES: &[(&str, &str, &str)] = &[
+    ("/answer.js", SCRIPT, include_str!("../web/answer.js")),
     ("/app.js", SCRIPT, include_str!("../web/app.js")),
+    ("/badge.js", SCRIPT, include_str!("../web/badge.js")),
     ("/chart.js", SCRIPT, include_str!("../web/chart.js")),
     ("/chat.js", SCRIPT, include_str!("../web/chat.js")),
+    ("/code.js", SCRIPT, include_str!("../web/code.js")),
     ("/dom.js", SCRIPT, include_str!("../web/dom.js")),
+    ("/files.js", SCRIPT, include_str!("../web/files.js")),
+    ("/formula.js", SCRIPT, include_str!("../web/formula.js")),
+    ("/history.js", SCRIPT, include_str!("../web/history.js")),
     ("/http.js", SCRIPT, include_str!("../web/http.js")),
+    ("/keeper.js", SCRIPT, include_str!("../web/keeper.js")),
+    ("/lib-formula.js", SCRIPT, include_str!("../web/lib-formula.js")),
+    ("/lib-highlight.js", SCRIPT, include_str!("../web/lib-highlight.js")),
     ("/markdown.js", SCRIPT, include_str!("../web/markdown.js")),
+    ("/models.js", SCRIPT, include_str!("../web/models.js")),
+    ("/modes.js", SCRIPT, include_str!("../web/modes.js")),
     ("/panel.js", SCRIPT, include_str!("../web/panel.js")),
+    ("/settings.js", SCRIPT, include_str!("../web/settings.js")),
     ("/swarm.js", SCRIPT, include_str!("../web/swarm.js")),
+    ("/tree.js", SCRIPT, include_str!("../web/tree.js")),
     ("/view.js", SCRIPT, include_str!("../web/view.js")),
     ("/style.css", "text/css; charset=utf-8", include_str!("../web/style.css")),
 ];

@@ -4,11 +4,21 @@
 //   dom.js       elements out of text, never out of HTML       view.js   which of it is drawn, and in which order
 //   markdown.js  a model's text as allow-listed elements       chart.js  the drawing
 //   chat.js      the conversation                              panel.js  the page about the swarm
+//   tree.js      messages and their branches                   keeper.js what the node keeps of them
+//   answer.js    one answer as it comes                        badge.js  the account of it
+//   modes.js     who may read what is sent                     history.js the list of conversations
+//   code.js      colors in code (lib-highlight.js)              formula.js TeX as MathML (lib-formula.js)
+//   models.js    models here and to be fetched
+//   settings.js  instructions, sampling, presets               files.js  attached texts
 
 import { Chat } from './chat.js';
 import { $, clean, list } from './dom.js';
+import { History } from './history.js';
 import { json, keepToken, takeToken } from './http.js';
+import { Keeper } from './keeper.js';
+import { Models } from './models.js';
 import { Panel } from './panel.js';
+import { Settings } from './settings.js';
 import { Swarm } from './swarm.js';
 
 const THEMES = { auto: 'Auto', light: 'Light', dark: 'Dark' };
@@ -29,16 +39,24 @@ function themes() {
   });
 }
 
-/** Shows the page that the address names. */
-function turn(panel) {
-  const page = location.hash === '#swarm' ? 'swarm' : 'chat';
-  for (const name of ['chat', 'swarm']) {
-    $(name).hidden = name !== page;
+/** Shows the page that the address names, and the conversation. */
+function turn(panel, chat) {
+  const page = { '#swarm': 'swarm', '#models': 'models' }[location.hash] ?? 'chat';
+  for (const [name, place] of [['chat', 'chat'], ['swarm', 'swarm'], ['models', 'models-page']]) {
+    $(place).hidden = name !== page;
     if (name === page) $(`to-${name}`).setAttribute('aria-current', 'page');
     else $(`to-${name}`).removeAttribute('aria-current');
   }
-  document.title = page === 'swarm' ? 'Swarm · Shoal' : 'Shoal';
+  document.title = { swarm: 'Swarm · Shoal', models: 'Models · Shoal' }[page] ?? 'Shoal';
   panel.render(true);
+  if (page === 'models') library.refresh();
+  reopen(chat);
+}
+
+/** Shows the conversation that the address names. */
+function reopen(chat) {
+  const kept = /^#chat\/([0-9a-f]{32})$/.exec(location.hash);
+  if (kept) chat.openKept(kept[1]);
 }
 
 /** Reads the models that can be asked, until there are some. */
@@ -73,17 +91,35 @@ function locks(swarm) {
   });
 }
 
+/** Reads what is kept when the node answers, and again when it answers again. */
+function keep(keeper, swarm, chat) {
+  let asked = false;
+  swarm.addEventListener('change', () => {
+    if (swarm.connected && !asked) {
+      keeper.refresh();
+      keeper.readPresets();
+      reopen(chat);
+    }
+    asked = swarm.connected;
+  });
+  keeper.addEventListener('change', () => ($('kept-note').textContent = keeper.known ? 'What you ask is kept on this machine, encrypted, until you delete it.' : 'This conversation stays in this tab and is gone when you close it.'));
+}
+
 await takeToken();
 themes();
 const swarm = new Swarm();
-const chat = new Chat(swarm);
+const keeper = new Keeper();
+const chat = new Chat(swarm, keeper, new Settings(keeper));
 const panel = new Panel(swarm);
+const library = new Models();
+new History(keeper, chat);
 locks(swarm);
 models(chat, swarm);
+keep(keeper, swarm, chat);
 addEventListener('hashchange', async () => {
   await takeToken();
-  turn(panel);
+  turn(panel, chat);
 });
-turn(panel);
+turn(panel, chat);
 swarm.follow();
 if (matchMedia('(pointer: fine)').matches) $('prompt').focus();

@@ -1,47 +1,49 @@
 // The conversation: what was asked, what comes back, and who computed it.
 //
-// The conversation lives in this tab and nowhere else. One answer streams at a time; it can be stopped, asked again, and
-// any question can be edited, which forgets what came after it. Every answer carries a line that says who computed it,
-// who checked it, how fast it was and which faults it survived, as the node reports them.
+// A conversation is a tree (tree.js) that the node keeps (keeper.js); what is shown is its path to one leaf. One answer
+// streams at a time; it can be stopped and asked again, and any question can be edited: each makes a branch beside the
+// first. An answer under way is noted with its seed, so that a reload of the tab asks for the same tokens again.
 
+import { chunks, readChunk } from './answer.js';
+import { badge, checked, keep, revive } from './badge.js';
 import { strip } from './chart.js';
-import { $, announce, clean, count, duration, h, list, number, rate, s, write } from './dom.js';
-import { Failure, events, request } from './http.js';
+import { $, announce, bytes, clean, count, h, list, rate, write } from './dom.js';
+import { Files, withFiles } from './files.js';
 import { Growing } from './markdown.js';
+import { Modes } from './modes.js';
 import { readVerdict, tell } from './swarm.js';
-import { kindOf, stageMs } from './view.js';
+import { Tree } from './tree.js';
+import { kindOf } from './view.js';
 
-/** How often a node that is not ready is asked again before the user has to. */
-const MAX_RETRIES = 20;
-/** How often in a row a broken connection is taken up again. */
-const MAX_RESUMES = 5;
 /** Longest answer kept, in characters; a longer one is stopped. */
 const MAX_ANSWER = 2_000_000;
 /** Distance from the end, in pixels, within which the page keeps following a growing answer. */
 const FOLLOW_PX = 80;
+/** Messages built at once; earlier ones are built when they come near. */
+const WINDOW = 40;
+/** Characters of a model's thoughts that are kept with its answer. */
+const MAX_THOUGHT = 6_000;
+/** Where a tab notes the answer it waits for, so that its reload goes on. */
+const WAITING = 'shoal.answering';
 
-const MODES = [
-  { mode: 'local', sentence: 'Computed on this machine alone. No one else can read it.' },
-  { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.' },
-  { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.' },
-  { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.' },
-];
-
-export class Chat {
-  constructor(swarm) {
-    this.swarm = swarm;
-    /** `{ role, content, node }`, alternating user and assistant. */
-    this.turns = [];
+export class Chat extends EventTarget {
+  constructor(swarm, keeper, settings) {
+    super();
+    Object.assign(this, { swarm, keeper, settings });
+    this.tree = new Tree();
     this.models = [];
     this.answering = null;
     /** Answers that are complete and not yet checked: `{ turn, outcome }`. */
     this.pending = new Set();
-    this.mode = 'local';
-    this.modeChosen = false;
+    this.modes = new Modes(swarm);
+    this.files = new Files();
     this.log = $('log');
     this.build();
     swarm.addEventListener('change', () => this.refresh());
     swarm.addEventListener('failover', ({ detail }) => this.onFailover(detail));
+    settings.addEventListener('change', () => {
+      if (this.tree.messages.size) keeper.change(this.tree.id, { system: settings.system, sampling: settings.sampling });
+    });
   }
 
   build() {
@@ -65,17 +67,16 @@ export class Chat {
         prompt.focus();
       }
     });
-    $('rounding').checked = localStorage.getItem('shoal.rounding') === 'allowed';
-    $('rounding').addEventListener('change', (event) => localStorage.setItem('shoal.rounding', event.target.checked ? 'allowed' : 'never'));
-    $('modes').addEventListener('change', (event) => this.choose(event.target.value));
     $('fresh').addEventListener('click', () => this.clear());
-    for (const button of document.querySelectorAll('#welcome button')) button.addEventListener('click', () => this.send(button.textContent));
+    for (const button of document.querySelectorAll('#welcome .ideas button')) button.addEventListener('click', () => this.send(button.textContent));
     $('scroll').addEventListener('scroll', () => {
       const box = $('scroll');
       this.following = box.scrollHeight - box.scrollTop - box.clientHeight < FOLLOW_PX;
     }, { passive: true });
     this.following = true;
-    this.say();
+    addEventListener('pagehide', () => (this.leaving = true));
+    addEventListener('pageshow', () => (this.leaving = false));
+    this.observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && this.earlier(), { root: $('scroll'), rootMargin: '1200px 0px 0px 0px' });
   }
 
   /** The field is as high as its text; the style sheet says where that ends. */
@@ -85,67 +86,9 @@ export class Chat {
     prompt.style.height = `${prompt.scrollHeight}px`;
   }
 
-  /** A mode was picked: where strangers come in and the owner has not agreed yet, the sentence is agreed to first. */
-  async choose(mode) {
-    if (!this.agreed(mode) && !(await this.agree(mode))) {
-      document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
-    } else {
-      this.mode = mode;
-      this.modeChosen = true;
-    }
-    this.say();
-  }
-
-  /** Whether prompts may go out in this mode: the node keeps its owner's word. */
-  agreed(mode) {
-    return this.info(mode)?.agreed ?? true;
-  }
-
-  /** Shows the sentence of a mode; whether it was agreed to, and the node took note. */
-  async agree(mode) {
-    const dialog = $('consent');
-    write($('consent-sentence'), this.sentence(mode));
-    $('consent-fault').hidden = true;
-    for (;;) {
-      dialog.returnValue = '';
-      dialog.showModal();
-      await new Promise((resolve) => dialog.addEventListener('close', resolve, { once: true }));
-      if (dialog.returnValue !== 'yes') return false;
-      try {
-        await this.swarm.agree(mode);
-        return true;
-      } catch (error) {
-        write($('consent-fault'), error.message);
-        $('consent-fault').hidden = false;
-      }
-    }
-  }
-
-  info(mode) {
-    return this.swarm.modes.find((one) => one.mode === mode);
-  }
-
-  sentence(mode) {
-    return this.info(mode)?.sentence || MODES.find((one) => one.mode === mode).sentence;
-  }
-
-  /** The sentence under the modes: who can read what is about to be sent. */
-  say() {
-    const info = this.info(this.mode);
-    const missing = info && !info.available ? ` Not possible now: ${info.reason || 'no such machine is connected'}.` : '';
-    write($('sentence'), this.sentence(this.mode) + missing);
-    $('sentence').className = `sentence ${this.mode}`;
-  }
-
   /** What the swarm tells: the modes that work, the line above the prompt, the models. */
   refresh() {
-    if (!this.modeChosen && this.swarm.known && this.mode !== this.swarm.defaultMode && MODES.some(({ mode }) => mode === this.swarm.defaultMode)) {
-      if (this.agreed(this.swarm.defaultMode)) {
-        this.mode = this.swarm.defaultMode;
-        document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
-      }
-    }
-    this.say();
+    this.modes.refresh();
     this.settle();
     this.course();
   }
@@ -153,18 +96,20 @@ export class Chat {
   /** Answers that were being checked say what came of it; a node that knows nothing of it will not say any more. */
   settle() {
     for (const entry of this.pending) {
-      const { turn, outcome } = entry;
+      const { tree, turn, outcome } = entry;
       const verdict = this.swarm.verdicts.get(outcome.request);
       const silent = !verdict && this.swarm.snapshots > outcome.snapshots;
-      if (!turn.node.isConnected || (verdict && !verdict.checking)) this.pending.delete(entry);
-      if (!turn.node.isConnected || (!silent && (!verdict || verdict.checking === outcome.verdict.checking))) continue;
+      if ((verdict && !verdict.checking) || silent) this.pending.delete(entry);
+      if (!silent && (!verdict || verdict.checking === outcome.verdict.checking)) continue;
       outcome.verdict = verdict ?? { ...outcome.verdict, checking: false };
-      const old = turn.node.querySelector('.badge');
-      const badge = this.badge(outcome);
-      badge.open = old.open;
+      this.note(tree, turn, outcome);
+      const old = turn.node?.querySelector('.badge');
+      if (!old) continue;
+      const fresh = badge(this.swarm, outcome);
+      fresh.open = old.open;
       const held = old.contains(document.activeElement);
-      old.replaceWith(badge);
-      if (held) badge.querySelector('summary').focus();
+      old.replaceWith(fresh);
+      if (held) fresh.querySelector('summary').focus();
       if (verdict && !verdict.checking) announce(`About your answer: ${checked(outcome.verdict)}.`);
     }
   }
@@ -197,7 +142,7 @@ export class Chat {
     if (this.answering?.waiting) return this.answering.waiting;
     if (!this.answering) {
       if (swarm.state !== 'ready') return swarm.reason || (swarm.state === 'starting' ? 'The node is starting.' : 'The node cannot answer now.');
-      return `Ready. ${count([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length, 'peer')} in reach.`;
+      return `Idle. ${count([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length, 'peer')} in reach.`;
     }
     const names = [...new Set(stages.filter((stage) => stage.kind !== 'home').map((stage) => swarm.called(stage.node)))];
     const { tokens, firstAt, mode } = this.answering;
@@ -219,56 +164,177 @@ export class Chat {
     announce(sentence);
   }
 
+  /** Says which conversation is shown: in the address, so that a reload finds it, and to the list. */
+  turned() {
+    const kept = this.tree.messages.size > 0;
+    $('welcome').hidden = kept;
+    $('fresh').hidden = !kept;
+    $('to-chat').href = kept ? `#chat/${this.tree.id}` : '#chat';
+    if (!$('chat').hidden) history.replaceState(null, '', kept ? `#chat/${this.tree.id}` : location.pathname + location.search);
+    this.dispatchEvent(new Event('turn'));
+  }
+
+  /** Begins another conversation; an answer under way goes on in its own. */
   clear() {
-    this.answering?.abort();
-    this.turns = [];
-    this.log.replaceChildren();
-    $('welcome').hidden = false;
-    $('fresh').hidden = true;
+    this.opening = '';
+    this.tree = new Tree();
+    this.show();
     $('prompt').focus();
+  }
+
+  /** A conversation is deleted: its answer stops and nothing of it is kept again. */
+  forget(id) {
+    for (const tree of [this.tree, this.answering?.tree]) if (tree?.id === id) tree.gone = true;
+    if (this.answering?.tree.gone) this.answering.abort();
+  }
+
+  /** Shows a kept conversation. */
+  async openKept(id) {
+    if (this.tree.id === id || this.opening === id) return;
+    this.opening = id;
+    let read;
+    if (this.answering?.tree.id === id) {
+      read = this.answering.tree;
+    } else {
+      try {
+        read = Tree.of(await this.keeper.read(id));
+      } catch (error) {
+        if (error.status !== 401) this.keeper.say(error.message);
+        if (this.opening === id) this.opening = '';
+        return;
+      }
+      // Another one was chosen meanwhile.
+      if (this.opening !== id) return;
+    }
+    this.opening = '';
+    this.tree = read;
+    this.settings.fill(this.tree);
+    this.following = true;
+    this.show();
+    this.resume();
+  }
+
+  /** Goes on with an answer that a reload of this tab interrupted: the same seed gives the same tokens. */
+  resume() {
+    const [tree, id] = JSON.parse(sessionStorage.getItem(WAITING) ?? '[]');
+    const message = this.tree.messages.get(id);
+    if (this.answering || tree !== this.tree.id || !message?.about.asked) return;
+    this.stream(message, message.about.asked);
+  }
+
+  /** Shows the branch of the leaf, its end first: earlier messages are built when one comes near them. */
+  show() {
+    const path = this.tree.path();
+    this.first = Math.max(0, path.length - WINDOW);
+    this.log.replaceChildren(...path.slice(this.first).map((message) => this.nodeOf(message)));
+    this.turned();
+    this.follow();
+    this.watch();
+  }
+
+  /** Builds earlier messages above those that are shown, which stay where they are. */
+  earlier() {
+    if (!this.first) return;
+    const box = $('scroll');
+    const below = box.scrollHeight - box.scrollTop;
+    const from = Math.max(0, this.first - WINDOW);
+    this.log.prepend(...this.tree.path().slice(from, this.first).map((message) => this.nodeOf(message)));
+    this.first = from;
+    box.scrollTop = box.scrollHeight - below;
+    this.watch();
+  }
+
+  /** Has the place above the messages watched: it may still be near. */
+  watch() {
+    this.observer.unobserve($('earlier'));
+    if (this.first) this.observer.observe($('earlier'));
+  }
+
+  nodeOf(message) {
+    if (!message.node) {
+      message.node = h('article', { class: `turn ${message.role === 'user' ? 'asked' : 'answer'}`, 'aria-label': message.role === 'user' ? 'You' : 'Answer' });
+      if (message.role === 'user') this.showQuestion(message);
+      else this.showAnswer(message);
+    }
+    this.branches(message);
+    return message.node;
+  }
+
+  /** Which of several branches this is, and buttons to the others. */
+  branches(message) {
+    const tools = message.node.querySelector('.tools');
+    tools?.querySelector('.branches')?.remove();
+    const all = this.tree.siblings(message);
+    if (!tools || all.length < 2) return;
+    const at = all.indexOf(message);
+    const step = (by, sign, name) => h('button', { type: 'button', class: 'quiet', 'aria-label': name, disabled: !all[at + by], click: () => this.turnTo(all[at + by], name) }, sign);
+    tools.append(h('span', { class: 'branches', role: 'group', 'aria-label': 'Branches' }, step(-1, '‹', 'Earlier branch'), h('span', null, `${at + 1} / ${all.length}`), step(1, '›', 'Later branch')));
+  }
+
+  turnTo(message, name) {
+    if (this.answering) return;
+    this.tree.turnTo(message);
+    this.following = false;
+    this.show();
+    message.node.querySelector(`[aria-label="${name}"]:enabled, .branches button:enabled`)?.focus();
+    message.node.scrollIntoView({ block: 'nearest' });
+    this.keeper.change(this.tree.id, { leaf: this.tree.leaf });
+  }
+
+  /** Has the node keep messages, and with the first ones what they were asked with. */
+  record(tree, ...messages) {
+    if (tree.gone) return;
+    const plain = (all) => ({ leaf: tree.leaf, messages: [...all].map(({ node, ...message }) => message) });
+    const about = { system: this.settings.system, sampling: this.settings.sampling };
+    const whole = () => ({ ...about, ...plain(tree.messages.values()) });
+    // As it is now: it goes on changing before it is sent.
+    const change = structuredClone(plain(messages));
+    this.keeper.change(tree.id, tree.messages.size <= messages.length ? { ...about, ...change } : change, whole);
   }
 
   /** Adds a question and its answer. */
   async send(text) {
     const content = text.trim();
-    if (!content || this.answering) return;
+    if ((!content && !this.files.held.length) || this.answering) return;
     // The word may have been taken back meanwhile.
-    if (!this.agreed(this.mode) && !(await this.agree(this.mode))) return;
+    const { mode } = this.modes;
+    if (!this.modes.agreed(mode) && !(await this.modes.agree(mode))) return;
     $('prompt').value = '';
     this.grow();
     this.following = true;
-    this.addQuestion(content);
-    this.answer();
+    this.ask(content, this.tree.leaf, this.files.release());
   }
 
-  addQuestion(content) {
-    const turn = { role: 'user', content };
-    turn.node = h('article', { class: 'turn asked', 'aria-label': 'You' });
-    this.showQuestion(turn);
-    this.put(turn);
+  ask(content, parent, files) {
+    this.opening = '';
+    const branch = this.tree.leaf !== parent;
+    const message = this.tree.add('user', content, parent, files);
+    this.record(this.tree, message);
+    if (branch) this.show();
+    else this.put(message);
+    this.answer(message);
   }
 
-  put(turn) {
-    this.turns.push(turn);
-    this.log.append(turn.node);
-    $('welcome').hidden = true;
-    $('fresh').hidden = false;
+  put(message) {
+    this.log.append(this.nodeOf(message));
+    this.turned();
     this.follow();
   }
 
-  showQuestion(turn) {
-    const edit = h('button', { type: 'button', class: 'quiet', click: () => this.edit(turn) }, 'Edit');
-    turn.node.replaceChildren(h('p', { class: 'question' }, turn.content), h('div', { class: 'tools' }, edit));
+  showQuestion(message) {
+    const edit = h('button', { type: 'button', class: 'quiet', click: () => this.edit(message) }, 'Edit');
+    const files = message.files.length > 0 && h('ul', { class: 'chips' }, message.files.map((file) => h('li', { class: 'chip' }, h('span', null, clean(file.name, 80)), h('span', { class: 'small' }, bytes(String(file.text).length)))));
+    message.node.replaceChildren(...[files, h('p', { class: 'question' }, message.content), h('div', { class: 'tools' }, edit)].filter(Boolean));
   }
 
-  /** Turns a question into a field; sending it forgets everything after it. */
-  edit(turn) {
+  /** Turns a question into a field; what is sent is a branch beside it. */
+  edit(message) {
     if (this.answering) return;
-    const field = h('textarea', { rows: Math.min(12, turn.content.split('\n').length + 1), 'aria-label': 'Edit your question' });
-    field.value = turn.content;
+    const field = h('textarea', { rows: Math.min(12, message.content.split('\n').length + 1), 'aria-label': 'Edit your question' });
+    field.value = message.content;
     const back = () => {
-      this.showQuestion(turn);
-      turn.node.querySelector('button').focus();
+      this.showQuestion(message);
+      this.branches(message);
     };
     const form = h('form', {
       class: 'edit',
@@ -276,75 +342,101 @@ export class Chat {
         event.preventDefault();
         const content = field.value.trim();
         if (!content || this.answering) return;
-        turn.content = content;
-        this.showQuestion(turn);
-        this.forgetAfter(turn);
-        this.answer();
+        back();
+        this.ask(content, message.parent, message.files);
       },
       keydown: (event) => {
-        if (event.key === 'Escape') back();
+        if (event.key === 'Escape') {
+          back();
+          message.node.querySelector('button').focus();
+        }
         if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit();
       },
     }, field, h('div', { class: 'tools' }, h('button', { type: 'submit', class: 'solid small' }, 'Ask again'), h('button', { type: 'button', class: 'quiet', click: back }, 'Cancel')));
-    turn.node.replaceChildren(form);
+    message.node.replaceChildren(form);
     field.focus();
   }
 
-  forgetAfter(turn) {
-    for (const gone of this.turns.splice(this.turns.indexOf(turn) + 1)) gone.node.remove();
+  /** An answer as it was kept. */
+  showAnswer(message) {
+    const text = h('div', { class: 'text' });
+    const { outcome, asked, thought } = message.about;
+    if (thought) message.node.append(h('details', { class: 'thinking' }, h('summary', {}, 'Thinking'), h('div', { class: 'thought' }, String(thought))));
+    message.node.append(text);
+    new Growing(text).update(message.content);
+    if (outcome) return this.close(message, revive(outcome));
+    const again = asked && this.answering?.message !== message && h('button', { type: 'button', class: 'quiet', click: () => this.stream(message, asked) }, 'Finish it');
+    if (again) message.node.append(h('p', { class: 'note' }, 'This answer was interrupted.'));
+    message.node.append(h('div', { class: 'tools' }, again));
   }
 
-  /** Asks again for the answer `turn`, and forgets it. */
-  regenerate(turn) {
+  /** Asks for another answer to the same question, beside this one; one without a word is no branch. */
+  regenerate(message) {
     if (this.answering) return;
-    this.forgetAfter(this.turns[this.turns.indexOf(turn) - 1]);
-    this.answer();
+    if (message.content) this.answer(this.tree.messages.get(message.parent));
+    else this.stream(message, this.asked());
   }
 
-  body() {
-    const body = {
+  /** What is asked beside the messages. */
+  asked() {
+    const asked = {
       model: $('model').value || undefined,
-      messages: this.turns.map(({ role, content }) => ({ role, content })),
       stream: true,
       stream_options: { include_usage: true },
-      mode: this.mode,
+      mode: this.modes.mode,
       // Drawn here and not by the node, so that it is known when the connection breaks.
       seed: crypto.getRandomValues(new Uint32Array(1))[0],
+      ...this.settings.sampling,
+      ...($('rounding').checked && { allow_rounding: true }),
     };
-    for (const field of document.querySelectorAll('#sampling input')) {
-      const value = field.value.trim();
-      if (value !== '' && Number.isFinite(Number(value))) body[field.name] = Number(value);
-    }
-    if ($('rounding').checked) body.allow_rounding = true;
-    return body;
+    return this.settings.system ? { ...asked, system: this.settings.system } : asked;
   }
 
-  /** Streams the answer to the turns so far. */
-  async answer() {
+  /** Streams an answer to the question. */
+  answer(question) {
+    const branch = this.tree.leaf !== question.id;
+    const message = this.tree.add('assistant', '', question.id);
+    if (branch) this.first = this.tree.path().length;
+    this.stream(message, this.asked(), branch);
+  }
+
+  /** Streams an answer into its message. */
+  async stream(message, asked, branch = false) {
+    const { tree } = this;
     const controller = new AbortController();
-    const answering = { abort: () => controller.abort(), tokens: 0, firstAt: 0, startedAt: performance.now(), mode: this.mode, request: '', faults: [], waiting: '' };
+    const answering = { tree, message, abort: () => controller.abort(), tokens: 0, firstAt: 0, startedAt: performance.now(), mode: asked.mode, request: '', faults: [], waiting: '' };
     this.answering = answering;
-    const body = this.body();
-    const turn = { role: 'assistant', content: '' };
+    const { system, ...fields } = asked;
+    const told = tree.path(message.parent).map((one) => ({ role: one.role, content: withFiles(one) }));
+    const body = { ...fields, messages: system ? [{ role: 'system', content: system }, ...told] : told };
+    Object.assign(message, { content: '', about: { asked } });
+    this.record(tree, message);
+    sessionStorage.setItem(WAITING, JSON.stringify([tree.id, message.id]));
     const text = h('div', { class: 'text', 'aria-busy': 'true' });
     // What the model thinks before it answers: there to be opened, and no part of the conversation.
     const thought = h('div', { class: 'thought' });
     const thinking = h('details', { class: 'thinking', hidden: '' }, h('summary', {}, 'Thinking'), thought);
-    turn.node = h('article', { class: 'turn answer', 'aria-label': 'Answer' }, thinking, text);
-    this.put(turn);
+    message.node ??= h('article', { class: 'turn answer', 'aria-label': 'Answer' });
+    message.node.replaceChildren(thinking, text);
+    if (branch) this.show();
+    else if (!message.node.isConnected) this.put(message);
     this.setBusy(true);
     const growing = new Growing(text);
     let drawn = true;
     let thoughtLength = 0;
     const show = () => {
       drawn = true;
-      growing.update(turn.content);
+      growing.update(message.content);
       this.follow();
       this.course();
     };
     const outcome = { finish: 'stopped', mode: body.mode, seed: body.seed };
+    const waiting = (sentence) => {
+      answering.waiting = sentence;
+      this.course();
+    };
     try {
-      for await (const chunk of this.chunks(body, controller.signal, answering, outcome)) {
+      for await (const chunk of chunks(body, controller.signal, answering, outcome, waiting)) {
         if (chunk.error) throw new Error(clean(chunk.error.message, 300) || 'The node reports a fault.');
         readChunk(outcome, chunk);
         const choice = list(chunk.choices, 1)[0];
@@ -364,14 +456,17 @@ export class Chat {
         if (typeof piece !== 'string' || piece === '') continue;
         answering.tokens += 1;
         answering.firstAt ||= performance.now();
-        turn.content += piece;
+        message.content += piece;
         if (drawn) requestAnimationFrame(show);
         drawn = false;
-        if (turn.content.length > MAX_ANSWER) controller.abort();
+        if (message.content.length > MAX_ANSWER) controller.abort();
       }
     } catch (error) {
       if (error.name !== 'AbortError') outcome.error = error.message;
     }
+    // A tab that is being left goes on after its reload.
+    if (this.leaving) return;
+    sessionStorage.removeItem(WAITING);
     show();
     text.removeAttribute('aria-busy');
     outcome.tokens ||= answering.tokens;
@@ -384,62 +479,35 @@ export class Chat {
     outcome.pipeline = [...this.swarm.pipelines.values()].findLast((one) => answering.request && one.request === answering.request);
     this.answering = null;
     this.setBusy(false);
-    this.finish(turn, outcome);
+    if (thoughtLength) message.about.thought = thought.textContent.slice(0, MAX_THOUGHT);
+    this.note(tree, message, outcome);
+    if (outcome.verdict.checking && message.content) this.pending.add({ tree, turn: message, outcome });
+    this.close(message, outcome);
+    if (tree === this.tree) this.branches(message);
+    this.settle();
+    this.follow();
+    announce(outcome.error ? '' : `Answer complete, ${count(outcome.tokens, 'token')}.`);
   }
 
-  /**
-   * The chunks of one answer. When the connection breaks, the same request, seed included, is sent again with
-   * the number of the last token seen: the node computes the same tokens and leaves those out.
-   */
-  async *chunks(body, signal, answering, outcome) {
-    let seen;
-    for (let attempt = 0; ; attempt += 1) {
-      try {
-        const response = await this.open(body, signal, answering, seen);
-        readHeaders(outcome, response.headers);
-        answering.request = clean(response.headers.get('x-request-id'), 128);
-        for await (const event of events(response)) {
-          if (event.data === '[DONE]') return;
-          seen = event.id ?? seen;
-          const chunk = JSON.parse(event.data);
-          answering.request ||= clean(chunk.id, 128);
-          yield chunk;
-          attempt = 0;
-        }
-        if (outcome.finish !== 'stopped') return;
-        throw new Failure(0, 'The connection to the node broke.');
-      } catch (error) {
-        if (error.status !== 0 || !seen || attempt >= MAX_RESUMES) throw error;
-        await this.pause(1, 'The connection broke; going on from the last token', signal, answering);
-      }
+  /** Keeps what is known of an answer. */
+  note(tree, message, outcome) {
+    const { thought } = message.about;
+    message.about = { outcome: keep(outcome), ...(thought && { thought }) };
+    this.record(tree, message);
+  }
+
+  /** What stands under an answer that is over. */
+  close(message, outcome) {
+    if (outcome.error) {
+      message.node.append(h('p', { class: 'fault', role: 'alert' }, message.content ? `The answer broke off: ${outcome.error}` : outcome.error));
+    } else if (!message.content) {
+      message.node.append(h('p', { class: 'note' }, outcome.finish === 'stopped' ? 'Stopped before the first token.' : 'The answer is empty.'));
     }
-  }
-
-  /** Opens the stream; a node that says when to try again (503, 429) is tried again then. */
-  async open(body, signal, answering, seen) {
-    const headers = seen === undefined ? {} : { 'last-event-id': seen };
-    for (let attempt = 0; ; attempt += 1) {
-      try {
-        return await request('/v1/chat/completions', { body, signal, accept: 'text/event-stream', headers });
-      } catch (error) {
-        if (![429, 503].includes(error.status) || !error.retryAfter || attempt >= MAX_RETRIES) throw error;
-        await this.pause(Math.min(60, error.retryAfter), error.message.replace(/\.$/, ''), signal, answering);
-      }
-    }
-  }
-
-  /** Waits, saying why; ends early with AbortError. */
-  async pause(seconds, why, signal, answering) {
-    answering.waiting = `${why}; asking again in ${seconds} s.`;
-    this.course();
-    await new Promise((resolve, reject) => {
-      const timer = setTimeout(resolve, 1000 * seconds);
-      signal.addEventListener('abort', () => {
-        clearTimeout(timer);
-        reject(new DOMException('stopped', 'AbortError'));
-      }, { once: true });
-    });
-    answering.waiting = '';
+    if (message.content) message.node.append(badge(this.swarm, outcome));
+    const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(message.content).then(() => announce('Copied.'), () => {}) }, 'Copy');
+    message.node.append(h('div', { class: 'tools' },
+      message.content && copy,
+      h('button', { type: 'button', class: 'quiet', click: () => this.regenerate(message) }, outcome.error ? 'Try again' : 'Regenerate')));
   }
 
   setBusy(busy) {
@@ -452,110 +520,7 @@ export class Chat {
     this.course();
   }
 
-  finish(turn, outcome) {
-    if (outcome.error) {
-      turn.node.append(h('p', { class: 'fault', role: 'alert' }, turn.content ? `The answer broke off: ${outcome.error}` : outcome.error));
-    } else if (!turn.content) {
-      turn.node.append(h('p', { class: 'note' }, outcome.finish === 'stopped' ? 'Stopped before the first token.' : 'The answer is empty.'));
-    }
-    if (turn.content) {
-      turn.node.append(this.badge(outcome));
-      if (outcome.verdict.checking) this.pending.add({ turn, outcome });
-      this.settle();
-    }
-    const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(turn.content).then(() => announce('Copied.'), () => {}) }, 'Copy');
-    turn.node.append(h('div', { class: 'tools' },
-      turn.content && copy,
-      h('button', { type: 'button', class: 'quiet', click: () => this.regenerate(turn) }, outcome.error ? 'Try again' : 'Regenerate')));
-    // A question without an answer would be sent again as if it had one.
-    if (!turn.content) turn.content = '';
-    this.follow();
-    announce(outcome.error ? '' : `Answer complete, ${count(outcome.tokens, 'token')}.`);
-  }
-
-  /** The line under an answer, and behind it the whole account. */
-  badge(outcome) {
-    const { swarm } = this;
-    const layers = swarm.model(outcome.pipeline?.model)?.layers ?? 1;
-    const stages = (outcome.pipeline?.stages ?? []).map((stage) => ({ ...stage, kind: kindOf(swarm.nodes.get(stage.node)) }));
-    const planned = stages.length ? stages : readRoute(outcome.route);
-    const report = outcome.report ?? {};
-    // An answer that was cut has no report: then the plan says who took part, and nothing says who checked.
-    const took = outcome.report ? list(report.computed_by, 64) : planned.map((stage) => (stage.kind === 'home' ? 'me' : stages.length ? swarm.called(stage.node) : stage.node));
-    const peers = [...new Set(took.map((name) => clean(name, 24)))].filter((name) => name && name !== 'me');
-    const known = took.length > 0 || outcome.mode === 'local';
-    const { verdict } = outcome;
-    const judged = outcome.report && (peers.length || verdict.convicted.length);
-    const speed = number(report.tok_s) || (outcome.seconds > 0 ? outcome.tokens / outcome.seconds : 0);
-    const faults = Math.max(number(report.faults_survived), outcome.told.length);
-    const facts = [peers.length ? count(peers.length, 'peer') : known ? 'this machine alone' : `mode ${outcome.mode}`];
-    if (judged) facts.push(checked(verdict));
-    if (speed) facts.push(`${rate(speed)} tok/s`);
-    if (faults) facts.push(`${count(faults, 'fault')} survived`);
-    if (outcome.finish === 'stopped') facts.push('stopped by you');
-    if (outcome.finish === 'length') facts.push('cut at the token limit');
-    const line = s('svg', { class: 'strip', 'aria-hidden': 'true' });
-    strip(line, planned, Math.max(layers, ...planned.map((stage) => stage.end)));
-    const row = (name, value) => value && h('div', null, h('dt', null, name), h('dd', null, value));
-    return h('details', { class: 'badge' },
-      h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked|cheat/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
-      h('dl', null,
-        row('Mode', outcome.mode),
-        row('Way', stages.length ? stages.map((stage) => `${stage.kind === 'home' ? 'this machine' : swarm.called(stage.node)} ${stage.start}–${stage.end} (${duration(stageMs(stage))})`).join(' → ') : clean(outcome.route, 400)),
-        row('Computed by', peers.length ? peers.join(', ') : known ? 'this machine' : ''),
-        row('Checked by', judged ? account(verdict) : ''),
-        row('Caught', verdict.convicted.length ? `${verdict.convicted.join(', ')} computed something else. ${verdict.wrongFrom === null ? 'Nothing of that is in the answer.' : `What you read from token ${verdict.wrongFrom + 1} on follows from it and is not to be relied on: ask again.`}` : ''),
-        row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
-        row('Drafts', drafted(report.drafts)),
-        row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
-        row('Wire', outcome.wire && outcome.wire !== 'raw' ? `${outcome.wire}, rounded before layers ${outcome.cuts}` : ''),
-        row('Seed', `${outcome.seed}: with it, the same tokens come again`),
-        row('Faults', outcome.told.join(' '))));
-  }
-
   follow() {
     if (this.following) $('scroll').scrollTop = $('scroll').scrollHeight;
   }
-}
-
-/** What is known of an answer's checks, in a few words. */
-function checked({ checking, checkedBy, convicted, wrongFrom }) {
-  if (convicted.length) return `cheat found: ${convicted[0]}${wrongFrom === null ? ', and undone' : ', not to be relied on'}`;
-  if (checking || !checkedBy.length) return checking ? 'being checked' : 'unchecked';
-  return `checked by ${named(checkedBy).slice(0, 2).join(', ')}${checkedBy.length > 2 ? ` and ${checkedBy.length - 2} more` : ''}`;
-}
-
-/** The same as a sentence. */
-function account({ checking, checkedBy, checkedTokens }) {
-  if (!checkedBy.length) return checking ? 'no node yet: it is being computed again' : 'no node';
-  const equal = checkedTokens ? `: ${count(checkedTokens, 'token')} recomputed and equal` : '';
-  return `${named(checkedBy).join(', ')}${equal}${checking ? '; the rest is being computed again' : ''}`;
-}
-
-/** What came of drafted tokens, as a sentence. */
-function drafted(drafts) {
-  if (!drafts || !number(drafts.proposed)) return '';
-  const by = list(drafts.by, 4).map((name) => clean(name, 24)).join(' and ');
-  return `${number(drafts.tokens_per_pass).toFixed(1)} tokens a pass; ${number(drafts.right)} of ${number(drafts.proposed)} drafted by ${by} were right`;
-}
-
-const named = (nodes) => nodes.map((name) => (name === 'me' ? 'this machine' : name));
-
-/** What the response's headers say about the plan. */
-function readHeaders(outcome, headers) {
-  outcome.mode = clean(headers.get('x-shoal-mode'), 16) || outcome.mode;
-  outcome.route = clean(headers.get('x-shoal-route'), 400);
-  outcome.wire = clean(headers.get('x-shoal-wire'), 16);
-  outcome.cuts = clean(headers.get('x-shoal-cuts'), 400);
-  outcome.predicted = Number(headers.get('x-shoal-predicted-tok-s')) || 0;
-}
-
-/** The stages in a route such as `me:0-2 3f2a91c0:2-16`. */
-const readRoute = (route) =>
-  [...(route ?? '').matchAll(/(\w{1,16}):(\d{1,4})-(\d{1,4})/g)].map(([, node, start, end]) => ({ node, kind: node === 'me' ? 'home' : 'stranger', start: Number(start), end: Number(end) }));
-
-/** What a chunk says beside its text: the last one has the report on the whole answer. */
-function readChunk(outcome, chunk) {
-  if (Array.isArray(chunk.shoal?.computed_by)) outcome.report = chunk.shoal;
-  outcome.tokens = number(chunk.usage?.completion_tokens) || outcome.tokens;
 }

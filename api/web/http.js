@@ -34,8 +34,8 @@ export class Failure extends Error {
   }
 }
 
-/** Sends one request. `body` is sent as JSON with POST. Returns the Response, or throws Failure. */
-export async function request(path, { body, signal, accept = 'application/json', headers: more } = {}) {
+/** Sends one request. `body` is sent as JSON, with POST unless a method is said. Returns the Response, or throws Failure. */
+export async function request(path, { body, method = body === undefined ? 'GET' : 'POST', signal, accept = 'application/json', headers: more } = {}) {
   const headers = { accept, ...more };
   const token = sessionStorage.getItem(KEY);
   if (token) headers.authorization = `Bearer ${token}`;
@@ -43,7 +43,7 @@ export async function request(path, { body, signal, accept = 'application/json',
   let response;
   try {
     response = await fetch(path, {
-      method: body === undefined ? 'GET' : 'POST',
+      method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
       signal,

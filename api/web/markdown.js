@@ -1,17 +1,22 @@
-// Markdown into elements of a fixed list: p, h3-h6, ul, ol, li, blockquote, pre, code, em, strong, del, a, br, hr, table.
+// Markdown into elements of a fixed list: p, h3-h6, ul, ol, li, blockquote, pre, code, em, strong, del, a, br, hr, table, and
+// those of code.js and formula.js.
 //
 // A model's answer is a stranger's text. Nothing in it becomes HTML: raw tags stay visible as text, images are named and
 // never fetched (an image address can carry a secret out), and links go to http, https and mailto only, by the reader's
 // own click. The grammar is the part of CommonMark and of GitHub's tables that models write; every rule is linear in the
 // text or bounded by a constant below, so no input makes it slow.
 
+import { color } from './code.js';
 import { h } from './dom.js';
+import { formula } from './formula.js';
 
 /** Depth of quotes, lists and emphasis; what lies deeper is shown as plain text. */
 const MAX_DEPTH = 10;
 /** Longest address of a link and longest text inside its brackets. */
 const MAX_URL = 2048;
 const MAX_LABEL = 512;
+/** Lines of one formula. */
+const MAX_FORMULA_LINES = 64;
 /** Widest table. */
 const MAX_COLUMNS = 32;
 
@@ -68,6 +73,24 @@ function bracket(text, at) {
   return null;
 }
 
+/**
+ * The formula that begins at `at`, or null. A dollar begins one before something that is no space and ends it after such and
+ * before no digit, so that prices stay prices.
+ */
+function tex(text, at, hopeless) {
+  const [open, close, display] = text[at] === '\\' ? (text[at + 1] === '(' ? ['\\(', '\\)', false] : ['\\[', '\\]', true]) : text[at + 1] === '$' ? ['$$', '$$', true] : ['$', '$', false];
+  if (hopeless.has(open)) return null;
+  const from = at + open.length;
+  if (open === '$' && /[\s\d]/.test(text[from] ?? ' ') && !/^\d+[^\d\s.,$]/.test(text.slice(from, from + 12))) return null;
+  for (let end = text.indexOf(close, from); end >= 0; end = text.indexOf(close, end + 1)) {
+    if (text[end - 1] === '\\' && close[0] === '$') continue;
+    if (open === '$' && (/\s/.test(text[end - 1]) || /\d/.test(text[end + 1] ?? ''))) return null;
+    return end === from ? null : { tex: text.slice(from, end).trim(), display, end: end + close.length };
+  }
+  hopeless.add(open);
+  return null;
+}
+
 /** One line of text, or several, as nodes. */
 export function inline(text, depth = 0) {
   if (depth > MAX_DEPTH) return [document.createTextNode(text)];
@@ -87,6 +110,13 @@ export function inline(text, depth = 0) {
   let i = 0;
   scan: while (i < text.length) {
     const c = text[i];
+    if (c === '$' || (c === '\\' && (text[i + 1] === '(' || text[i + 1] === '['))) {
+      const found = tex(text, i, hopeless);
+      if (found) {
+        i = put(formula(found.tex, found.display, text.slice(i, found.end)), found.end);
+        continue;
+      }
+    }
     if (c === '\\' && /[\\`*_{}[\]()#+\-.!~|<>]/.test(text[i + 1] ?? '')) {
       plain += text[i + 1];
       i += 2;
@@ -178,12 +208,14 @@ function withoutHashes(text) {
   return (end < full && end > 0 && text[end - 1] !== ' ' ? text.slice(0, full) : text.slice(0, end)).trimEnd();
 }
 
-/** Code with its language and a button that copies it. */
-function code(language, lines) {
+/** Code with its language and a button that copies it; colored when it is whole. */
+function code(language, lines, whole) {
   const text = lines.join('\n');
   const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(text) }, 'Copy');
   const head = h('div', { class: 'code-head' }, h('span', null, language.split(/\s/)[0].slice(0, 24) || 'text'), copy);
-  return h('figure', { class: 'code' }, head, h('pre', { tabindex: 0 }, h('code', null, text)));
+  const shown = h('code', null, text);
+  if (whole) color(shown, language.split(/\s/)[0], text);
+  return h('figure', { class: 'code' }, head, h('pre', { tabindex: 0 }, shown));
 }
 
 function table(lines) {
@@ -227,6 +259,20 @@ function listAt(lines, at, depth) {
   return { node, end: i };
 }
 
+/** A formula that has lines of its own and begins at line `at`: `{ tex, typed, end }`, or null. */
+function formulaAt(lines, at) {
+  const open = /^ {0,3}(\$\$|\\\[)/.exec(lines[at])?.[1];
+  if (!open) return null;
+  const close = open === '$$' ? '$$' : '\\]';
+  for (let end = at; end < Math.min(lines.length, at + MAX_FORMULA_LINES); end += 1) {
+    const typed = lines.slice(at, end + 1).join('\n').trim();
+    if (!lines[end].trimEnd().endsWith(close) || typed.length < open.length + close.length + 1) continue;
+    const tex = typed.slice(open.length, -close.length);
+    return tex.includes(close) ? null : { tex: tex.trim(), typed, end: end + 1 };
+  }
+  return null;
+}
+
 /** Blocks in order, each with its element and the line it starts at. */
 function parse(lines, depth = 0) {
   const blocks = [];
@@ -246,8 +292,12 @@ function parse(lines, depth = 0) {
       const inner = [];
       const closes = new RegExp(`^ {0,3}${found[1][0]}{${found[1].length},}\\s*$`);
       for (i += 1; i < lines.length && !closes.test(lines[i]); i += 1) inner.push(lines[i]);
+      const whole = i < lines.length;
       i += 1;
-      add(start, code(found[2].trim(), inner));
+      add(start, code(found[2].trim(), inner, whole));
+    } else if ((found = formulaAt(lines, i))) {
+      add(start, h('p', null, formula(found.tex, true, found.typed)));
+      i = found.end;
     } else if ((found = HEADING.exec(line))) {
       add(start, h(`h${Math.min(6, found[1].length + 2)}`, null, inline(withoutHashes(found[2]))));
       i += 1;

@@ -86,7 +86,7 @@ export class Panel {
 
   figures() {
     const { swarm } = this;
-    write($('now-rate'), rate(swarm.rates.at(-1) ?? 0));
+    write($('now-rate'), swarm.rates.at(-1) > 0 ? rate(swarm.rates.at(-1)) : 'idle');
     write($('now-peers'), String([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length));
     write($('now-faults'), String(Math.max(swarm.log.length, [...swarm.pipelines.values()].reduce((sum, one) => sum + one.faults, 0))));
     const most = Math.max(1, ...swarm.rates);

@@ -12,10 +12,8 @@
 //! 9bQv2xJm..                                a token and the text it made certain
 //! ```
 //!
-//! What was asked and said is encrypted (ChaCha20-Poly1305) with a key that comes from the node's identity, the file's name
-//! and the salt; the number of a line is its nonce, so a line is read at its place only, and a continuation begins with
-//! another salt. A file that is left behind, in a backup or on a disk that changed hands, tells nothing without
-//! `identity.key`.
+//! What was asked and said is encrypted with a key of the node's identity (`sealed.rs`); a continuation begins with another
+//! salt.
 //!
 //! A file is read as far as it is whole: cut or damaged anywhere, it gives a beginning of what was written. A token is one
 //! write; the system is asked to put it on the disk every [`SYNC_TOKENS`] tokens or [`SYNC_AFTER`]. So a killed process loses
@@ -36,12 +34,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, aead::Aead};
-use data_encoding::{BASE64_NOPAD, HEXLOWER};
-use p2p::Identity;
+use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, events::PromptRequest};
+use crate::{
+    Error, Result,
+    events::PromptRequest,
+    sealed::{self, SALT, SALT_BYTES, Seal},
+};
 
 /// Longest file: a prompt of 4 MiB, and a million tokens.
 pub const MAX_BYTES: u64 = 32 << 20;
@@ -56,12 +56,6 @@ const SYNC_AFTER: Duration = Duration::from_millis(250);
 const VERSION: u32 = 2;
 /// What the identity's secret for journals is called.
 const PURPOSE: &str = "shoal 2026 answers that were interrupted";
-/// The node's key, in its data folder.
-const IDENTITY: &str = "identity.key";
-/// What a line that holds a salt begins with.
-const SALT: &str = "= ";
-/// Bytes of a salt: one is never drawn twice.
-const SALT_BYTES: usize = 16;
 /// Another process that looks whether a file is locked holds it this long at most.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Times a lock is tried before its holder is believed to be a running answer.
@@ -106,38 +100,9 @@ pub struct Kept {
     whole: (u64, u64),
 }
 
-/// What lines of one file are encrypted with.
-struct Seal {
-    cipher: ChaCha20Poly1305,
-}
-
-impl Seal {
-    fn of(secret: &[u8; 32], name: &str, salt: &[u8]) -> Self {
-        let key = blake3::Hasher::new_keyed(secret).update(salt).update(name.as_bytes()).finalize();
-        Self { cipher: ChaCha20Poly1305::new(key.as_bytes().into()) }
-    }
-
-    fn nonce(line: u64) -> Nonce {
-        let mut nonce = Nonce::default();
-        nonce[4..].copy_from_slice(&line.to_le_bytes());
-        nonce
-    }
-
-    fn close(&self, line: u64, payload: &str) -> Result<String> {
-        let sealed = self.cipher.encrypt(&Self::nonce(line), payload.as_bytes());
-        let sealed = sealed.map_err(|_| Error::Failed("a line could not be encrypted".into()))?;
-        Ok(BASE64_NOPAD.encode(&sealed))
-    }
-
-    fn open(&self, line: u64, text: &[u8]) -> Option<Vec<u8>> {
-        self.cipher.decrypt(&Self::nonce(line), BASE64_NOPAD.decode(text).ok()?.as_slice()).ok()
-    }
-}
-
 /// The secret of the node whose data folder this is.
 fn secret(home: &Path) -> Result<[u8; 32]> {
-    let identity = Identity::load_or_create(&home.join(IDENTITY));
-    Ok(identity.map_err(|error| Error::Failed(error.to_string()))?.secret(PURPOSE))
+    sealed::secret(home, PURPOSE)
 }
 
 /// The file of a running answer. Dropping it keeps the file, unlocked.
@@ -229,8 +194,7 @@ impl Journal {
 
     /// A file that goes on after so many bytes and lines, under a salt of its own.
     fn on(file: File, path: PathBuf, home: &Path, name: &str, (bytes, lines): (u64, u64)) -> Result<Self> {
-        let mut salt = [0; SALT_BYTES];
-        getrandom::fill(&mut salt).map_err(|error| Error::Io(io::Error::other(error)))?;
+        let salt = sealed::salt()?;
         let seal = Seal::of(&secret(home)?, name, &salt);
         let synced = Instant::now();
         let mut journal = Self { file, path, seal, lines, bytes, unsynced: 0, synced, broken: false };
@@ -407,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_only_when_nobody_runs_it() {
+    fn what_was_written_is_read_and_only_when_no_process_runs_it() {
         let home = TempDir::new().unwrap();
         let journal = written(home.path(), "ab12");
         assert!(unfinished(home.path()).is_empty(), "a running answer is not an interrupted one");

@@ -65,6 +65,13 @@ export function swarm() {
   };
 }
 
+/** Models as `/library` lists them. */
+const LIBRARY = [
+  { name: 'minnow', title: '', bytes: 5.1e6, here_bytes: 5.1e6, license: '', fit: 'runs here alone at about 900 tok/s', removable: false },
+  { name: 'heron-3b', title: '', bytes: 2.1e9, here_bytes: 6e8, license: '', fit: 'needs about 2.6 GB of memory and 1.9 GB are free here: with a swarm', removable: true },
+  { name: 'smollm2', title: 'SmolLM2 135M Instruct', bytes: 98_362_432, here_bytes: 0, license: 'Apache-2.0', fit: 'runs here alone at about 90 tok/s', removable: false },
+];
+
 /** The session of a request. */
 const session = (request) => `5e55${request.split('-')[1]}`;
 
@@ -94,7 +101,7 @@ export function failedOver(request) {
 
 export class Fake {
   constructor({ state = swarm(), token = 'secret-token', pace = null } = {}) {
-    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [] });
+    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [], kept: new Map(), presets: [], library: LIBRARY.map((one) => ({ ...one })), pulls: [] });
   }
 
   /** Listens on a port of its choice; resolves to the address without the token. */
@@ -158,10 +165,64 @@ export class Fake {
       this.tell({ type: 'snapshot', snapshot: this.state });
       return json(200, body);
     }
+    if (/^\/(?:conversations|presets)/.test(pathname)) return this.keep(request.method, pathname, body, json);
+    if (pathname.startsWith('/library')) return this.shelve(request.method, pathname, body, json, response);
     if (pathname !== '/v1/chat/completions') return json(404, { error: { message: 'No such route.' } });
     const refusal = this.refusals.shift();
     if (refusal) return json(refusal.status, { error: { message: refusal.message } }, refusal.headers);
     this.begin(body, request, response);
+  }
+
+  /** Conversations and presets, as api/src/conversations.rs keeps them. */
+  keep(method, pathname, body, json) {
+    if (this.keepsNot) return json(404, { error: { message: 'this API keeps no conversations' } });
+    if (pathname === '/presets') return json(200, { presets: method === 'POST' ? (this.presets = body.presets) : this.presets });
+    const summary = ({ id, title, created_ms, changed_ms, messages }) => ({ id, title, created_ms, changed_ms, messages: messages.length });
+    const all = [...this.kept.values()].sort((a, b) => b.changed_ms - a.changed_ms);
+    if (pathname === '/conversations') return json(200, { conversations: all.map(summary), room: { bytes: JSON.stringify(all).length, most_bytes: 268_435_456, most: 2000 } });
+    if (pathname === '/conversations/search') {
+      const texts = (one) => one.messages.map((message) => message.content);
+      const found = all.filter((one) => body.words.toLowerCase().split(/\s+/).every((word) => [one.title, ...texts(one)].some((text) => text.toLowerCase().includes(word))));
+      return json(200, { conversations: found.map((one) => ({ ...summary(one), excerpt: texts(one).find((text) => text.toLowerCase().includes(body.words.toLowerCase().split(/\s+/)[0])) ?? '' })) });
+    }
+    const id = pathname.split('/')[2];
+    const known = this.kept.get(id);
+    if (method !== 'POST' && !known) return json(404, { error: { message: 'there is no such conversation' } });
+    if (method === 'GET') return json(200, known);
+    if (method === 'DELETE') return json(200, { deleted: this.kept.delete(id) });
+    const { messages = [], title, ...more } = body;
+    const one = { id, named: false, created_ms: Date.now(), title: '', system: '', sampling: {}, leaf: null, messages: [], ...known, ...more, changed_ms: Date.now() };
+    for (const message of messages) {
+      const at = one.messages.findIndex((old) => old.id === message.id);
+      if (at < 0 && message.parent && !one.messages.some((old) => old.id === message.parent)) return json(400, { error: { message: 'the message follows one that is not here' } });
+      if (at < 0) one.messages.push(message);
+      else one.messages[at] = message;
+    }
+    if (title !== undefined) Object.assign(one, { title, named: title !== '' });
+    if (!one.named) one.title = (one.messages[0]?.content ?? '').replace(/\s+/g, ' ').slice(0, 56);
+    this.kept.set(id, one);
+    json(200, summary(one));
+  }
+
+  /** Models here and to be fetched, as api/src/library.rs says. */
+  shelve(method, pathname, body, json, response) {
+    const one = this.library.find(({ name }) => name === (body?.model ?? decodeURIComponent(pathname.split('/')[2] ?? '')));
+    if (pathname === '/library') return json(200, { models: this.library.filter((model) => model.here_bytes) });
+    if (pathname === '/library/search') return json(200, { models: this.library.filter(({ license, name, title }) => license && `${name} ${title}`.toLowerCase().includes(body.words.toLowerCase())) });
+    if (!one) return json(404, { error: { message: `the model is not known here` } });
+    if (method === 'DELETE') {
+      this.library = this.library.filter((model) => model !== one);
+      return json(200, { deleted: true });
+    }
+    response.writeHead(200, { ...HEADERS, 'content-type': 'text/event-stream' });
+    const pull = { name: one.name, closed: false, tell: (line) => response.write(`data: ${JSON.stringify(line)}\n\n`), end: () => response.end() };
+    response.on('close', () => {
+      pull.closed = true;
+      this.stopped?.(pull);
+    });
+    pull.tell({ event: 'started', total_bytes: one.bytes, have_bytes: 0 });
+    this.pulls.push(pull);
+    this.pulled?.(pull);
   }
 
   begin(body, request, response) {

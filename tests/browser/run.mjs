@@ -19,7 +19,9 @@ import { failedOver, pipeline, swarm } from './fake.mjs';
 const HERE = dirname(fileURLToPath(import.meta.url));
 const WEB = join(HERE, '../../api/web');
 const ATTACKS = JSON.parse(readFileSync(join(HERE, 'xss.json'), 'utf8'));
-const MAX_PAGE_BYTES = 150_000;
+/** Through formulas and code, which only answers have. */
+const IN_ANSWERS = [...ATTACKS, ...JSON.parse(readFileSync(join(HERE, 'xss-answers.json'), 'utf8'))];
+const MAX_PAGE_BYTES = 400_000;
 /** What a page may shift in all while it loads and streams; browsers call anything under 0.1 good. */
 const MAX_SHIFT = 0.01;
 
@@ -32,7 +34,7 @@ async function ask({ fake, page }, text) {
 }
 const shown = (page, text, where = '.turn.answer:last-child .text') => until(page, ([place, wanted]) => document.querySelector(place)?.innerText.includes(wanted), [where, text]);
 /** Element names and attributes under `root` that model output may become. */
-const INERT = 'P H3 H4 H5 H6 UL OL LI BLOCKQUOTE PRE CODE EM STRONG DEL A BR HR TABLE THEAD TBODY TR TH TD DIV SPAN FIGURE BUTTON'.split(' ');
+const INERT = 'P H3 H4 H5 H6 UL OL LI BLOCKQUOTE PRE CODE EM STRONG DEL A BR HR TABLE THEAD TBODY TR TH TD DIV SPAN FIGURE BUTTON math mfrac mi mn mo mover mpadded mphantom mroot mrow mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover'.split(' ');
 function foreign([root, allowed]) {
   return [...document.querySelectorAll(`${root} *`)].flatMap((node) => {
     const found = [];
@@ -110,6 +112,8 @@ check('a prompt streams, token by token, into markdown; the answer says who comp
   assert.match(await page.innerText('.badge summary'), /2 peers · checked by d90b7e11 · 9\.6 tok\/s · 2 faults survived/);
   await page.click('.badge summary');
   assert.match(await page.innerText('.badge dl'), /this machine 0–4 .* → 3f2a91c0 4–18/);
+  await page.click('.badge dt button:text("Speed")');
+  assert.match(await page.innerText('.badge dt:has([aria-expanded=true])'), /first token to the last/);
   for (const [checking, said] of [[true, /2 peers · being checked ·/], [false, /2 peers · unchecked ·/]]) {
     const next = await ask(view, 'And then?');
     next.token('The end.');
@@ -316,6 +320,8 @@ check('the swarm is drawn, and a failover as it happens', async () => {
   assert.match(await page.innerText('#failovers li'), /3f2a91c0 went silent at token 40; d90b7e11 took over layers 4–18 after 312 ms/);
   await shot(page, 'failover');
   assert.equal(await page.innerText('#now-faults'), '1');
+  await page.click('.why summary:text("faults survived")');
+  assert.match(await page.innerText('.why[open]'), /the same tokens/, 'a figure is explained where one clicks it');
   stream.token(' two');
   stream.end({ faults_survived: 1 });
   await page.click('#to-chat');
@@ -340,12 +346,12 @@ check('pause and caps reach the node', async () => {
   await view.close();
 });
 
-check(`${ATTACKS.length} attacks through answers are text`, async () => {
+check(`${IN_ANSWERS.length} attacks through answers are text`, async () => {
   const view = await open();
   const { page } = view;
   await ready(page);
-  const stream = await ask(view, ATTACKS.join('\n'));
-  for (const attack of ATTACKS) {
+  const stream = await ask(view, IN_ANSWERS.join('\n'));
+  for (const attack of IN_ANSWERS) {
     for (const piece of [attack, `\n\n**${attack}** [${attack}](https://example.org/) # ${attack}\n\n# ${attack}\n\n`]) stream.token(piece);
   }
   stream.end();
@@ -467,13 +473,17 @@ check('light, small and still: page weight and layout shift', async () => {
   await ready(page);
   const weight = readdirSync(WEB).reduce((sum, file) => sum + statSync(join(WEB, file)).size, 0);
   assert.ok(weight < MAX_PAGE_BYTES, `${weight} bytes`);
-  const asked = new Set(fake.requests.map((request) => request.path).filter((path) => !/^\/(?:swarm$|swarm\/|v1\/)/.test(path)));
-  assert.deepEqual([...asked].sort(), ['/', ...readdirSync(WEB).filter((file) => file !== 'index.html').map((file) => `/${file}`)].sort(), 'every file is used, and no other');
+  const used = () => new Set(fake.requests.map((request) => request.path).filter((path) => !/^\/(?:swarm$|swarm\/|v1\/|conversations|presets|library)/.test(path)));
   const stream = await ask(view, 'hello');
   fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
   for (let i = 0; i < 60; i += 1) stream.token('word '.repeat(12) + (i % 5 ? '' : '\n\n'));
+  assert.ok(![...fake.requests].some(({ path }) => path.startsWith('/lib-')), 'libraries come when they are needed');
+  stream.token('\n\n```js\nlet a = 1;\n```\n\n$a^2$\n');
   stream.end();
   await page.waitForSelector('.badge');
+  await page.waitForSelector('.c-keyword');
+  await page.waitForSelector('.formula math', { state: 'attached' });
+  assert.deepEqual([...used()].sort(), ['/', ...readdirSync(WEB).filter((file) => file !== 'index.html').map((file) => `/${file}`)].sort(), 'every file is used, and no other');
   const shifts = await page.evaluate(() => window.shifts);
   await page.goto(`${view.origin}/#swarm`);
   await page.reload();
@@ -490,7 +500,7 @@ check('a large hostile answer neither stalls nor swells the page', async () => {
   const view = await open();
   const { page } = view;
   await ready(page);
-  for (const piece of ['[', '*a ', '`', '> ', '- '.repeat(40), '<', '![', '_a_', '|-', '#'.repeat(6) + ' ']) {
+  for (const piece of ['$', '$a', '$x$ ', '\\(', '$$', '[', '*a ', '`', '> ', '- '.repeat(40), '<', '![', '_a_', '|-', '#'.repeat(6) + ' ']) {
     const stream = await ask(view, 'go');
     stream.token(piece.repeat(60_000 / piece.length));
     stream.end();

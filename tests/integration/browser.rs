@@ -19,6 +19,11 @@ fn the_page_works_in_a_real_browser() {
 }
 
 #[test]
+fn the_page_keeps_conversations() {
+    run("conversations.mjs", &[]);
+}
+
+#[test]
 fn the_page_shows_a_swarm_that_loses_a_node() {
     let folder = TempDir::new().unwrap();
     let first = Node::start(&folder.path().join("a"), &["--layers", MIDDLE]);

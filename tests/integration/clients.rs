@@ -23,7 +23,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// A server, killed with the test.
-struct Serving(Child);
+pub(crate) struct Serving(Child);
 
 impl Drop for Serving {
     fn drop(&mut self) {
@@ -33,7 +33,7 @@ impl Drop for Serving {
 }
 
 /// Starts `shoal serve` and waits until it answers; where it does.
-fn serve(home: &Path, token: &Path, args: &[&str]) -> (Serving, String) {
+pub(crate) fn serve(home: &Path, token: &Path, args: &[&str]) -> (Serving, String) {
     let mut child = Command::new(binary())
         .args(["serve", "--json", "--listen", "127.0.0.1:0", "--token-file"])
         .arg(token)

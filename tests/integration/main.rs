@@ -10,6 +10,7 @@ mod completions;
 mod confined;
 mod consent;
 mod content;
+mod conversations;
 mod convert;
 mod cuts;
 mod delay;

@@ -7,7 +7,7 @@ use super::{
     schemas::{flag, integer, list, object, text, words},
 };
 
-/// Answers in one piece as JSON, by route, and the name of their schema.
+/// Answers in one piece as JSON, by route, with the method where it matters, and the name of their schema.
 const JSON: &[(&str, &str)] = &[
     ("/v1/chat/completions", "ChatAnswer"),
     ("/v1/completions", "CompletionAnswer"),
@@ -29,21 +29,37 @@ const JSON: &[(&str, &str)] = &[
     ("/swarm", "Swarm"),
     ("/swarm/contribution", "ContributionAnswer"),
     ("/swarm/consent", "ConsentAnswer"),
+    ("/conversations", "Conversations"),
+    ("/conversations/search", "ConversationsFound"),
+    ("get /conversations/{conversation}", "Conversation"),
+    ("post /conversations/{conversation}", "ConversationSummary"),
+    ("delete /conversations/{conversation}", "Deleted"),
+    ("/presets", "Presets"),
+    ("/library", "LibraryModels"),
+    ("/library/search", "LibraryModels"),
+    ("/library/{model}", "Deleted"),
     ("/openapi.json", "Document"),
     ("/healthz", "Health"),
     ("/readyz", "Ready"),
     ("/session", "SessionAnswer"),
 ];
 /// Routes that stream server-sent events, always or when asked to.
-const EVENTS: &[&str] =
-    &["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/swarm/events"];
+const EVENTS: &[&str] = &[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/swarm/events",
+    "/library/pull",
+];
 /// Routes that stream lines of JSON unless asked not to.
 const LINES: &[&str] = &["/api/generate", "/api/chat", "/api/pull"];
 
 /// The content types of a route's answer with their schemas.
-pub(super) fn content(path: &str) -> Value {
+pub(super) fn content(method: &str, path: &str) -> Value {
     let mut content = Map::new();
-    if let Some((_, name)) = JSON.iter().find(|row| row.0 == path) {
+    let both = format!("{method} {path}");
+    if let Some((_, name)) = JSON.iter().find(|row| row.0 == path || row.0 == both) {
         content.insert("application/json".into(), json!({"schema": reference(name)}));
     }
     // A stream of lines as a whole is text; of events one is described. Lines and what events carry are JSON.
@@ -63,7 +79,8 @@ pub(super) fn content(path: &str) -> Value {
 
 /// Whether a route answers prompts.
 pub(super) fn is_of_a_prompt(path: &str) -> bool {
-    (LINES.contains(&path) || EVENTS.contains(&path)) && !["/swarm/events", "/api/pull"].contains(&path)
+    (LINES.contains(&path) || EVENTS.contains(&path))
+        && !["/swarm/events", "/api/pull", "/library/pull"].contains(&path)
 }
 
 fn count() -> Value {
@@ -260,7 +277,56 @@ fn others() -> Vec<(&'static str, Value)> {
     ]
 }
 
+fn page() -> Vec<(&'static str, Value)> {
+    let summary = [
+        ("id", text()),
+        ("title", text()),
+        ("created_ms", count()),
+        ("changed_ms", count()),
+        ("messages", count()),
+    ];
+    let array = |of: Value| json!({"type": "array", "items": of});
+    let room = whole(&[("bytes", count()), ("most_bytes", count()), ("most", count())]);
+    let found = whole(&[&summary[..], &[("excerpt", text())]].concat());
+    let conversation = [
+        ("id", text()),
+        ("title", text()),
+        ("named", flag()),
+        ("created_ms", count()),
+        ("changed_ms", count()),
+        ("system", text()),
+        ("sampling", any_object()),
+        ("leaf", or_null("string")),
+        ("messages", array(any_object())),
+    ];
+    let model = whole(&[
+        ("name", text()),
+        ("title", text()),
+        ("bytes", count()),
+        ("here_bytes", count()),
+        ("license", text()),
+        ("fit", text()),
+        ("removable", flag()),
+    ]);
+    vec![
+        ("LibraryModels", whole(&[("models", array(model))])),
+        ("ConversationSummary", whole(&summary)),
+        (
+            "Conversations",
+            whole(&[("conversations", array(reference("ConversationSummary"))), ("room", room)]),
+        ),
+        ("ConversationsFound", whole(&[("conversations", array(found))])),
+        ("Conversation", whole(&conversation)),
+        ("Deleted", whole(&[("deleted", flag())])),
+    ]
+}
+
 /// Every schema by its name.
 pub(super) fn schemas() -> Map<String, Value> {
-    openai().into_iter().chain(others()).map(|(name, schema)| (name.to_owned(), schema)).collect()
+    openai()
+        .into_iter()
+        .chain(others())
+        .chain(page())
+        .map(|(name, schema)| (name.to_owned(), schema))
+        .collect()
 }

@@ -4,9 +4,12 @@
 use serde_json::{Map, Value, json};
 
 use super::reference;
-use crate::inference::{
-    Wire,
-    ranges::{self, Range},
+use crate::{
+    conversations::{self, MAX_WORDS},
+    inference::{
+        Wire,
+        ranges::{self, Range},
+    },
 };
 
 /// An object with members given as `(name, schema)`, the first `required` of which must be there. The others may be null,
@@ -147,7 +150,7 @@ fn with(required: &[(&'static str, Value)], more: &[(&'static str, Value)]) -> V
 
 /// Every schema by its name.
 pub(super) fn requests() -> Map<String, Value> {
-    let rows = [openai(), parts(), anthropic(), ollama(), node()];
+    let rows = [openai(), parts(), anthropic(), ollama(), node(), page()];
     rows.into_iter().flatten().map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 
@@ -390,6 +393,44 @@ fn node() -> Vec<(&'static str, Value)> {
         ("Contribution", object(0, &contribution)),
         ("Consent", object(2, &[("mode", words(&["boomerang", "open"])), ("agreed", flag())])),
         ("Session", object(1, &[("ticket", text())])),
+    ]
+}
+
+/// Text of at most so many characters.
+fn at_most(characters: usize) -> Value {
+    json!({"type": "string", "maxLength": characters})
+}
+
+/// What the page keeps.
+fn page() -> Vec<(&'static str, Value)> {
+    let id = || json!({"type": "string", "pattern": "^[a-z0-9]{1,32}$"});
+    let kept = || json!({"type": "object"});
+    let file = [("name", at_most(conversations::MAX_TITLE)), ("text", at_most(conversations::MAX_FILE))];
+    let message = [
+        ("id", id()),
+        ("role", words(&["user", "assistant"])),
+        ("content", at_most(conversations::MAX_CONTENT)),
+        ("parent", id()),
+        ("files", list(object(2, &file), 0, conversations::MAX_FILES)),
+        ("about", kept()),
+    ];
+    let change = [
+        ("title", at_most(conversations::MAX_TITLE)),
+        ("system", at_most(conversations::MAX_SYSTEM)),
+        ("sampling", kept()),
+        ("leaf", id()),
+        ("messages", list(object(3, &message), 0, conversations::MAX_MESSAGES)),
+    ];
+    let preset = [
+        ("name", at_most(conversations::MAX_TITLE)),
+        ("system", at_most(conversations::MAX_SYSTEM)),
+        ("sampling", kept()),
+    ];
+    vec![
+        ("Pull", object(1, &[("model", text())])),
+        ("Words", object(1, &[("words", at_most(MAX_WORDS))])),
+        ("ConversationChange", object(0, &change)),
+        ("Presets", object(1, &[("presets", list(object(1, &preset), 0, conversations::MAX_PRESETS))])),
     ]
 }
 

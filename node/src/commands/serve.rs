@@ -21,10 +21,12 @@ use crate::{
         swarm::Via,
     },
     control,
+    conversations::Shelf,
     inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
     keys::KeyRing,
     library,
+    model_shelf::ModelShelf,
     output::{self, say},
     private_folder,
     reports::{JoinLine, Listening},
@@ -121,6 +123,8 @@ impl Front {
             aliases: args.alias.clone(),
             answers: args.answers,
             keys: Some(Arc::new(KeyRing::open(home)?)),
+            conversations: Some(Arc::new(Shelf::of(home))),
+            library: Some(Arc::new(ModelShelf::of(home))),
         };
         Ok(Self { listener, config, file })
     }

@@ -80,7 +80,7 @@ impl SwarmView {
         for (id, known) in &self.known {
             let claim = known.capability.claim();
             let holding = known.capability.holding(model).filter(|_| !claim.draining);
-            let apart = self.unreachable.contains_key(&(myself.min(*id), myself.max(*id)));
+            let apart = self.corrections.are_apart(myself, *id);
             let hidden = shown.as_ref().is_some_and(|shown| !self.is_met(*id) && !shown.contains(id));
             if (holding.is_none() || apart || hidden) && *id != myself {
                 continue;
@@ -107,10 +107,7 @@ impl SwarmView {
             host.trust = experience.trust;
             host.met = *id == myself || experience.is_met();
             if let Some(holding) = holding {
-                let loaded = holding.loaded_set();
-                let correction =
-                    self.corrections.get(&(*id, model)).filter(|known| known.announced == loaded);
-                host.loaded = within(correction.map_or(loaded, |known| known.held.clone()));
+                host.loaded = within(self.corrections.held(*id, model, holding.loaded_set()));
                 host.on_disk = within(holding.on_disk_set());
                 let prior = if *id == myself { 0.0 } else { prior_ms };
                 // Once visits were measured they bound the claim; before, the prior does.
@@ -129,11 +126,11 @@ impl SwarmView {
             index.insert(*id, hosts.len() as u32);
             hosts.push(host);
         }
-        let links = Links::Regions {
-            base_ms: self.geography.base_ms.clone(),
-            regions: self.geography.regions,
-            measured: self.measured(&index),
-        };
+        // The last entry of a pair counts.
+        let mut measured = self.links.one_way(&index);
+        measured.extend(self.corrections.pairs_apart(&index).map(|(i, j)| (i, j, f64::INFINITY)));
+        let (base_ms, regions) = (self.geography.base_ms.clone(), self.geography.regions);
+        let links = Links::Regions { base_ms, regions, measured };
         Snapshot::new(model, num_layers, weights, hosts, &links)
     }
 

@@ -1,0 +1,191 @@
+// The conversations at the side: listed by day, searched in their words, renamed, exported and deleted.
+
+import { $, announce, bytes, clean, count, h, write } from './dom.js';
+
+/** Pause after a letter before the words are searched. */
+const SEARCH_MS = 180;
+const DAY_MS = 86_400_000;
+
+export class History {
+  constructor(keeper, chat) {
+    Object.assign(this, { keeper, chat, found: null });
+    const words = $('history-words');
+    words.addEventListener('input', () => {
+      clearTimeout(this.later);
+      this.later = setTimeout(() => this.search(words.value.trim()), SEARCH_MS);
+    });
+    words.form.addEventListener('submit', (event) => event.preventDefault());
+    $('history-fresh').addEventListener('click', () => {
+      this.close();
+      chat.clear();
+    });
+    $('history-toggle').addEventListener('click', () => this.toggle());
+    $('history-close').addEventListener('click', () => this.close(true));
+    $('history').addEventListener('keydown', (event) => {
+      if (event.key === 'Escape' && this.covers()) {
+        event.stopPropagation();
+        this.close(true);
+      }
+    });
+    keeper.addEventListener('change', () => this.render());
+    chat.addEventListener('turn', () => this.render());
+    this.show(localStorage.getItem('shoal.history') !== 'closed' && !this.covers());
+  }
+
+  /** Whether the list lies over the conversation, as it does where there is little room. */
+  covers() {
+    return matchMedia('(max-width: 64rem)').matches;
+  }
+
+  /** On its own the list is open where there is room and closed where there is none; the style sheet does the same. */
+  show(open) {
+    document.body.classList.toggle('listing', open && this.covers());
+    document.body.classList.toggle('unlisted', !open && !this.covers());
+    $('history-toggle').setAttribute('aria-expanded', String(open));
+  }
+
+  toggle() {
+    const open = $('history-toggle').getAttribute('aria-expanded') === 'false';
+    this.show(open);
+    if (!this.covers()) localStorage.setItem('shoal.history', open ? 'open' : 'closed');
+    if (open) $('history-words').focus();
+  }
+
+  close(back = false) {
+    if (!this.covers()) return;
+    this.show(false);
+    if (back) $('history-toggle').focus();
+  }
+
+  async search(words) {
+    this.wanted = words;
+    try {
+      const found = words ? await this.keeper.search(words) : null;
+      // An answer to words that are no longer there comes too late.
+      if (this.wanted !== words) return;
+      this.found = found;
+      if (found) announce(`${count(found.length, 'conversation')} found.`);
+    } catch (error) {
+      this.keeper.say(error.message);
+    }
+    this.render();
+  }
+
+  render() {
+    const { keeper, chat } = this;
+    const known = new Map(keeper.conversations.map((one) => [one.id, one]));
+    const shown = this.found ? this.found.filter((one) => known.has(one.id)) : keeper.conversations;
+    write($('history-note'), keeper.fault || (keeper.known && !shown.length ? (this.found ? 'Nothing has these words.' : 'What you ask is kept here, encrypted, on this machine only.') : ''));
+    $('history-note').classList.toggle('fault', keeper.fault !== '');
+    write($('history-room'), keeper.conversations.length ? `${count(keeper.conversations.length, 'conversation')}, ${bytes(keeper.room.bytes)} of ${bytes(keeper.room.mostBytes)}` : '');
+    // Names and places decide what is drawn; a list that is the same stays, with the focus in it.
+    const state = JSON.stringify([shown, chat.tree.id, this.renaming]);
+    if (state === this.state) return;
+    this.state = state;
+    let day = '';
+    $('history-list').replaceChildren(...shown.flatMap((one) => {
+      const age = dayOf(one.changedMs);
+      const head = age === day ? [] : [h('li', { class: 'day' }, age)];
+      day = age;
+      return [...head, this.item(one)];
+    }));
+  }
+
+  item(one) {
+    const open = one.id === this.chat.tree.id;
+    if (this.renaming === one.id) return this.renamer(one);
+    const button = (name, act) => h('button', { type: 'button', class: 'quiet', click: act }, name);
+    const title = clean(one.title, 80) || 'Untitled';
+    return h('li', { class: open ? 'kept open' : 'kept' },
+      h('button', { type: 'button', class: 'title', 'aria-current': open && 'true', click: () => this.open(one.id) }, h('span', null, title), one.excerpt && h('span', { class: 'excerpt' }, clean(one.excerpt, 120))),
+      h('details', { class: 'more', name: 'kept' }, h('summary', { 'aria-label': `More about ${title}` }, '⋯'),
+        h('div', { class: 'menu' },
+          button('Rename', () => this.rename(one.id)),
+          button('Export as Markdown', () => this.export(one.id, 'md')),
+          button('Export as JSON', () => this.export(one.id, 'json')),
+          button('Delete', (event) => this.remove(one, event.currentTarget)))));
+  }
+
+  async open(id) {
+    this.close();
+    await this.chat.openKept(id);
+  }
+
+  rename(id) {
+    this.renaming = id;
+    this.render();
+    $('history-list').querySelector('input')?.select();
+  }
+
+  renamer(one) {
+    const field = h('input', { 'aria-label': 'Name of the conversation', maxlength: 120, value: one.title });
+    let over = false;
+    const end = (kept) => {
+      if (over) return;
+      over = true;
+      this.renaming = undefined;
+      if (kept && field.value !== one.title) {
+        this.keeper.change(one.id, { title: field.value });
+      }
+      this.render();
+    };
+    return h('li', { class: 'kept' }, h('form', {
+      submit: (event) => {
+        event.preventDefault();
+        end(true);
+      },
+      focusout: () => end(true),
+      keydown: (event) => {
+        if (event.key !== 'Escape') return;
+        event.stopPropagation();
+        end(false);
+      },
+    }, field));
+  }
+
+  /** The first click asks, the second deletes. */
+  async remove(one, button) {
+    if (button.dataset.sure !== 'yes') {
+      button.dataset.sure = 'yes';
+      button.classList.add('fault');
+      button.textContent = 'Delete for good';
+      return;
+    }
+    this.chat.forget(one.id);
+    await this.keeper.remove(one.id);
+    announce('The conversation is deleted.');
+    if (this.chat.tree.id === one.id && !this.keeper.conversations.some(({ id }) => id === one.id)) this.chat.clear();
+    await this.keeper.refresh();
+  }
+
+  async export(id, form) {
+    try {
+      const kept = await this.keeper.read(id);
+      const text = form === 'json' ? JSON.stringify(kept, null, 2) : markdown(kept);
+      const address = URL.createObjectURL(new Blob([text], { type: form === 'json' ? 'application/json' : 'text/markdown' }));
+      const name = (kept.title || 'conversation').toLowerCase().replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-|-$/g, '').slice(0, 60) || 'conversation';
+      h('a', { href: address, download: `${name}.${form}` }).click();
+      setTimeout(() => URL.revokeObjectURL(address), 10_000);
+    } catch (error) {
+      this.keeper.say(error.message);
+    }
+  }
+}
+
+function dayOf(ms) {
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  if (ms >= midnight) return 'Today';
+  if (ms >= midnight - DAY_MS) return 'Yesterday';
+  if (ms >= midnight - 6 * DAY_MS) return 'This week';
+  return new Date(ms).toLocaleDateString(undefined, { month: 'long', year: 'numeric' });
+}
+
+/** The branch that is shown, as Markdown. */
+export function markdown(kept) {
+  const messages = new Map(kept.messages.map((message) => [message.id, message]));
+  const path = [];
+  for (let message = messages.get(kept.leaf); message; message = messages.get(message.parent)) path.unshift(message);
+  const system = kept.system ? [`> ${kept.system.replaceAll('\n', '\n> ')}`] : [];
+  const told = path.map(({ role, content, files }) => `## ${role === 'user' ? 'You' : 'Answer'}\n\n${(files ?? []).map(({ name }) => `*attached: ${name}*\n\n`).join('')}${content}`);
+  return `${[`# ${kept.title || 'Conversation'}`, ...system, ...told].join('\n\n')}\n`;
+}

@@ -1,0 +1,93 @@
+// What is said to the model before the conversation, how tokens are drawn, and both under a name: presets.
+
+import { $, announce, clean, h } from './dom.js';
+
+const FIELDS = () => [...document.querySelectorAll('#sampling input[type=number]')];
+
+export class Settings extends EventTarget {
+  constructor(keeper) {
+    super();
+    this.keeper = keeper;
+    const rounding = $('rounding');
+    rounding.checked = localStorage.getItem('shoal.rounding') === 'allowed';
+    rounding.addEventListener('change', () => localStorage.setItem('shoal.rounding', rounding.checked ? 'allowed' : 'never'));
+    for (const field of [$('system'), ...FIELDS()]) field.addEventListener('change', () => this.changed());
+    $('sampling').addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape') return;
+      event.stopPropagation();
+      $('sampling').open = false;
+      $('sampling').querySelector('summary').focus();
+    });
+    $('preset').addEventListener('change', (event) => this.apply(keeper.presets[Number(event.target.value)]));
+    $('preset-keep').addEventListener('click', () => this.keep());
+    $('preset-drop').addEventListener('click', () => this.drop());
+    keeper.addEventListener('presets', () => this.list());
+    this.list();
+  }
+
+  get system() {
+    return $('system').value.trim();
+  }
+
+  /** The settings that are filled in, as fields of a request. */
+  get sampling() {
+    const set = {};
+    for (const field of FIELDS()) {
+      const value = field.value.trim();
+      if (value !== '' && Number.isFinite(Number(value))) set[field.name] = Number(value);
+    }
+    return set;
+  }
+
+  /** Fills in what a conversation or a preset says. */
+  fill({ system = '', sampling = {} } = {}) {
+    $('system').value = String(system);
+    for (const field of FIELDS()) field.value = typeof sampling?.[field.name] === 'number' ? sampling[field.name] : '';
+    this.mark();
+  }
+
+  mark() {
+    $('sampling').classList.toggle('set', this.system !== '');
+    const now = JSON.stringify([this.system, this.sampling]);
+    const at = this.keeper.presets.findIndex((one) => JSON.stringify([one.system, one.sampling]) === now);
+    $('preset').value = at < 0 ? '' : String(at);
+    $('preset-drop').disabled = at < 0;
+  }
+
+  changed() {
+    this.mark();
+    this.dispatchEvent(new Event('change'));
+  }
+
+  list() {
+    $('preset').replaceChildren(h('option', { value: '' }, 'none'), ...this.keeper.presets.map((one, at) => h('option', { value: at }, clean(one.name, 40) || 'unnamed')));
+    this.mark();
+  }
+
+  apply(preset) {
+    this.fill(preset);
+    this.changed();
+  }
+
+  async keep() {
+    const name = $('preset-name').value.trim().slice(0, 120);
+    if (!name) return $('preset-name').focus();
+    const preset = { name, system: this.system, sampling: this.sampling };
+    await this.send([...this.keeper.presets.filter((one) => one.name !== name), preset], `The preset ${clean(name)} is kept.`);
+    $('preset-name').value = '';
+  }
+
+  drop() {
+    const at = Number($('preset').value);
+    return this.send(this.keeper.presets.filter((_, i) => i !== at), 'The preset is deleted.');
+  }
+
+  async send(presets, done) {
+    try {
+      await this.keeper.keepPresets(presets);
+      announce(done);
+    } catch (error) {
+      this.keeper.say(error.message);
+    }
+  }
+}

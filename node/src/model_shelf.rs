@@ -1,0 +1,251 @@
+//! The machine's models for the owner's page: what is here, what catalogs name, fetched and removed.
+//!
+//! Lists and catalogs are read here. Fetching and removing are the commands `shoal model pull` and `rm`, run as processes of
+//! this program: through the running node where there is one, with every byte checked, and a pull that is stopped goes on
+//! where it was. Only a name from a catalog is fetched and only one from the list removed, so no text of a request becomes
+//! an option or an address.
+//!
+//! Bounds: one pull at a time; [`LINES`] unread lines of it, after which it waits.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use api::{
+    inference::Failure,
+    library::{Library, LibraryModel},
+};
+use futures::{StreamExt, stream, stream::BoxStream};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::{
+    Result,
+    catalog::{self, fit::Machine},
+    confine::child::lock,
+    content,
+    library::{self, DEFAULT_MODEL, Entry},
+};
+
+/// Lines of a pull on their way to the page.
+const LINES: usize = 64;
+/// Longest line and longest complaint of a command.
+const MAX_LINE: u64 = 64 << 10;
+
+/// The models of one data folder.
+#[derive(Debug)]
+pub struct ModelShelf {
+    home: PathBuf,
+    /// What this machine can do, measured once.
+    machine: OnceLock<Option<Machine>>,
+    pulling: Arc<AtomicBool>,
+}
+
+fn broken(error: &crate::Error) -> Failure {
+    tracing::warn!(%error, "the list of models cannot be read");
+    Failure::Internal { why: "the list of models cannot be read; `shoal model list` says why".into() }
+}
+
+impl ModelShelf {
+    /// The models below `home`.
+    pub fn of(home: &Path) -> Self {
+        Self { home: home.to_owned(), machine: OnceLock::new(), pulling: Arc::default() }
+    }
+
+    fn fit(&self, bytes: u64) -> String {
+        let machine = self.machine.get_or_init(|| Machine::measure().ok());
+        machine.map_or_else(String::new, |machine| machine.fit(bytes).to_string())
+    }
+
+    fn entries(&self) -> Result<Vec<Entry>> {
+        Ok(library::Library::load(&self.home)?.entries().to_vec())
+    }
+
+    /// Bytes of a model that are on this machine.
+    fn here_bytes(&self, entry: &Entry) -> u64 {
+        if !entry.path.is_file() {
+            return 0;
+        }
+        let present = content::present(&self.home, entry).ok().flatten();
+        present.map_or(entry.bytes, |groups| groups.bytes(entry.bytes))
+    }
+
+    fn command(&self, args: &[&str]) -> std::io::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(args).env("SHOAL_HOME", &self.home).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command)
+    }
+}
+
+/// What a command that failed says, as a sentence.
+fn complaint(text: &str) -> String {
+    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it ended");
+    last.trim_start_matches("error: ").to_owned()
+}
+
+impl Library for ModelShelf {
+    fn here(&self) -> std::result::Result<Vec<LibraryModel>, Failure> {
+        let (_, embedded) = library::embedded();
+        let row = |name: &str, bytes: u64, here_bytes: u64, removable: bool| LibraryModel {
+            name: name.to_owned(),
+            title: String::new(),
+            bytes,
+            here_bytes,
+            license: String::new(),
+            fit: self.fit(bytes),
+            removable,
+        };
+        let entries = self.entries().map_err(|error| broken(&error))?;
+        let listed = entries.iter().map(|entry| row(&entry.name, entry.bytes, self.here_bytes(entry), true));
+        Ok(std::iter::once(row(DEFAULT_MODEL, embedded, embedded, false)).chain(listed).collect())
+    }
+
+    fn search(&self, words: &str) -> std::result::Result<Vec<LibraryModel>, Failure> {
+        let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        let known = catalog::known(&self.home).map_err(|error| broken(&error))?;
+        let entries = self.entries().map_err(|error| broken(&error))?;
+        let found = catalog::search(&known, &words).into_iter().map(|model| {
+            let entry = entries.iter().find(|entry| entry.id == model.id);
+            LibraryModel {
+                name: model.name.clone(),
+                title: model.title.clone(),
+                bytes: model.bytes,
+                here_bytes: entry.map_or(0, |entry| self.here_bytes(entry)),
+                license: model.license.clone(),
+                fit: self.fit(model.bytes),
+                removable: entry.is_some(),
+            }
+        });
+        Ok(found.collect())
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), Failure> {
+        let entries = self.entries().map_err(|error| broken(&error))?;
+        if !entries.iter().any(|entry| entry.name == name) {
+            return Err(Failure::NoModel { name: name.to_owned() });
+        }
+        let ran =
+            self.command(&["model", "rm", "--json", "--", name]).and_then(|mut command| command.output());
+        match ran {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(Failure::Internal { why: complaint(&String::from_utf8_lossy(&output.stderr)) }),
+            Err(error) => Err(Failure::Internal { why: format!("the model cannot be removed: {error}") }),
+        }
+    }
+
+    fn pull(&self, name: &str) -> std::result::Result<BoxStream<'static, Value>, Failure> {
+        let known = catalog::known(&self.home).map_err(|error| broken(&error))?;
+        if catalog::find(&known, name).is_none() {
+            return Err(Failure::NoModel { name: name.to_owned() });
+        }
+        let turn = Turn::take(&self.pulling).ok_or_else(|| Failure::Busy {
+            why: "another model is being fetched; wait for it or stop it".into(),
+            retry_after_s: 10,
+        })?;
+        let command = self.command(&["model", "pull", "--yes", "--json", "--", name]);
+        let child = command.and_then(|mut command| command.spawn());
+        let child =
+            child.map_err(|error| Failure::Internal { why: format!("it cannot be fetched: {error}") })?;
+        let (sender, lines) = mpsc::channel(LINES);
+        let child = Arc::new(Mutex::new(child));
+        let stop = Stop(child.clone());
+        thread::spawn(move || tell(&child, &sender, turn));
+        let lines = stream::unfold((lines, stop), |(mut lines, stop)| async move {
+            Some((lines.recv().await?, (lines, stop)))
+        });
+        Ok(lines.boxed())
+    }
+}
+
+/// The right to fetch, given back when it is dropped.
+struct Turn(Arc<AtomicBool>);
+
+impl Turn {
+    fn take(pulling: &Arc<AtomicBool>) -> Option<Self> {
+        (!pulling.swap(true, Ordering::AcqRel)).then(|| Self(pulling.clone()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Stops a command with its reader: what it has fetched is on the disk.
+struct Stop(Arc<Mutex<Child>>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        // One that has ended needs no end.
+        let _ = lock(&self.0).kill();
+    }
+}
+
+/// Passes a command's lines on until it ends or the reader is gone.
+fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<Value>, _turn: Turn) {
+    let (out, errors) = {
+        let mut child = lock(child);
+        (child.stdout.take(), child.stderr.take())
+    };
+    let mut done = false;
+    let mut out = out.map(BufReader::new);
+    while let Some(out) = &mut out {
+        let mut line = String::new();
+        match out.by_ref().take(MAX_LINE).read_line(&mut line) {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+        let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
+        done |= value["event"] == "done";
+        if lines.blocking_send(value).is_err() {
+            break;
+        }
+    }
+    let mut said = String::new();
+    if let Some(errors) = errors.filter(|_| !done && !lines.is_closed()) {
+        let _ = errors.take(MAX_LINE).read_to_string(&mut said);
+        let _ = lines.blocking_send(json!({"event": "failed", "why": complaint(&said)}));
+    }
+    let _ = lock(child).wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn only_names_from_lists_reach_a_command() {
+        let home = TempDir::new().unwrap();
+        let shelf = ModelShelf::of(home.path());
+        let here = shelf.here().unwrap();
+        assert_eq!(
+            here.iter().map(|model| (model.name.as_str(), model.removable)).collect::<Vec<_>>(),
+            [(DEFAULT_MODEL, false)]
+        );
+        assert!(here[0].here_bytes == here[0].bytes && here[0].bytes > 0 && !here[0].fit.is_empty());
+        let found = shelf.search("smollm2").unwrap();
+        assert!(
+            found.iter().all(|model| model.here_bytes == 0 && !model.license.is_empty()) && !found.is_empty()
+        );
+        assert!(shelf.search("no such model").unwrap().is_empty());
+        for name in ["nosuch", "--help", "https://example.org/x.gguf", DEFAULT_MODEL] {
+            assert!(matches!(shelf.remove(name), Err(Failure::NoModel { .. })), "{name}");
+            assert!(matches!(shelf.pull(name), Err(Failure::NoModel { .. })), "{name}");
+        }
+        let turn = Turn::take(&shelf.pulling).unwrap();
+        assert!(matches!(shelf.pull(&found[0].name), Err(Failure::Busy { .. })), "one at a time");
+        drop(turn);
+        assert!(Turn::take(&shelf.pulling).is_some());
+    }
+}
