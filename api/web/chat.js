@@ -176,6 +176,7 @@ export class Chat extends EventTarget {
 
   /** Begins another conversation; an answer under way goes on in its own. */
   clear() {
+    this.opening = '';
     this.tree = new Tree();
     this.show();
     $('prompt').focus();
@@ -305,6 +306,7 @@ export class Chat extends EventTarget {
   }
 
   ask(content, parent, files) {
+    this.opening = '';
     const branch = this.tree.leaf !== parent;
     const message = this.tree.add('user', content, parent, files);
     this.record(this.tree, message);

@@ -15,4 +15,5 @@ pub mod run;
 pub mod scale;
 pub mod scenario;
 pub mod storm;
+mod timeline;
 pub mod world;

@@ -364,10 +364,10 @@ impl Daemon {
         let stranger = self.view.swarm.introduce(self.node.me, u64::from_le_bytes(chance));
         let contact = stranger.map(|node| self.view.contact(node));
         let Some(contact) = contact.filter(|contact| !contact.addresses.is_empty()) else { return };
-        let (network, lessons) = (self.node.network.clone(), self.view.feedback.clone());
+        let (network, feedback) = (self.node.network.clone(), self.view.feedback.clone());
         tokio::spawn(async move {
             if network.connect(&contact).await.is_err() {
-                lessons.silent(contact.node);
+                feedback.silent(contact.node);
             }
         });
     }
@@ -390,7 +390,7 @@ impl Daemon {
                 Arrived::Nothing => {}
                 Arrived::Told(line) => drop(self.notices.try_send(Notice::Fetching(line))),
                 Arrived::Serving { name, whole } => {
-                    self.announcing.holds_anew(&mut self.serving, &mut self.view).await;
+                    self.announcing.holds_otherwise(&mut self.serving, &mut self.view).await;
                     let status = Box::new(self.status().await);
                     let _ = self.notices.try_send(Notice::Serving { status, arrived: name, whole });
                 }

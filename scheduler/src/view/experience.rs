@@ -7,8 +7,6 @@
 //! served, for good. One that does not answer is a stranger again for a while, twice as long each time
 //! ([`SwarmView::snub`]). Routes prefer those that were met ([`crate::route::acquainted`]).
 
-use std::collections::BTreeSet;
-
 use super::journal::Change;
 use super::{MAX_NODES, SwarmView};
 use crate::latency::{Ema, SPEED_TAU_MS};
@@ -120,9 +118,7 @@ impl SwarmView {
         if met >= MOST_MET {
             return None;
         }
-        let measured = self.links.iter().filter(|(node, _)| self.is_met(**node));
-        let vouched: BTreeSet<NodeId> =
-            measured.flat_map(|(_, links)| links.iter().map(|link| link.0)).collect();
+        let vouched = self.links.reached(|node| self.is_met(node));
         let strangers = self.known.iter().filter(|(node, known)| stranger(node) && holds(known));
         let strangers = strangers.map(|(node, _)| *node);
         strangers.min_by_key(|node| (!vouched.contains(node), drawn(*node, draw)))

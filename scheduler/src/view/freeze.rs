@@ -88,7 +88,8 @@ impl SwarmView {
         }
         let ground = &freezing.ground;
         let (regions, base_ms) = ground.regions();
-        let links = Links::Regions { base_ms, regions, measured: self.measured(&hosts, myself, ground) };
+        let measured = self.links.one_way(&hosts, myself, ground, &self.corrections);
+        let links = Links::Regions { base_ms, regions, measured };
         Snapshot::new(model, num_layers, weights, hosts, &links)
     }
 
@@ -104,7 +105,7 @@ impl SwarmView {
                 Change::Node(node) if node != myself => {
                     nodes.insert(node);
                 }
-                Change::Link(from) if from != myself && unsaid && !self.says_way(from, myself) => {}
+                Change::Link(from) if from != myself && unsaid && !self.links.says_way(from, myself) => {}
                 _ => return None,
             }
         }
@@ -169,7 +170,7 @@ impl<'a> Freezing<'a> {
         let Self { view, model, myself, own, .. } = *self;
         let claim = known.capability.claim();
         let holding = known.capability.holding(model).filter(|_| !claim.draining);
-        let apart = view.unreachable.contains_key(&(myself.min(id), myself.max(id)));
+        let apart = view.corrections.are_apart(myself, id);
         if (holding.is_none() || apart) && id != myself {
             return None;
         }
@@ -188,9 +189,7 @@ impl<'a> Freezing<'a> {
         host.trust = experience.trust;
         host.met = id == myself || experience.is_met();
         let Some(holding) = holding else { return Some(host) };
-        let loaded = holding.loaded_set();
-        let correction = view.corrections.get(&(id, model)).filter(|known| known.announced == loaded);
-        host.loaded = within(correction.map_or(loaded, |known| known.held.clone()));
+        host.loaded = within(view.corrections.held(id, model, holding.loaded_set()));
         host.on_disk = within(holding.on_disk_set());
         let prior = if id == myself { 0.0 } else { self.prior_ms };
         // Once visits were measured they bound the claim; before, the prior does.

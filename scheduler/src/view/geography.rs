@@ -74,7 +74,7 @@ pub(super) struct Ground<'a> {
 
 impl<'a> Ground<'a> {
     pub fn new(view: &'a SwarmView, me: NodeId) -> Self {
-        let ways = view.ways(me);
+        let ways = view.links.ways(me);
         let around = view.geography.unmeasured_ms.is_some() && view.atlas.regions() > 0;
         let atlas = view.atlas.get(me).filter(|_| around).map(|here| (&view.atlas, *here));
         Self { geography: &view.geography, atlas, me, ways }

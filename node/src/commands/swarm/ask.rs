@@ -270,7 +270,7 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
     let messages = json!([{ "role": "user", "content": &args.prompt }]);
     let prompt = PromptInput::Messages(messages);
     let mut ask =
-        remote::question(prompt, &args.route, (args.wire.choice(), args.attention), &sampling, false)?;
+        remote::question(prompt, &args.route, (args.wire.choice(), args.attention.kind), &sampling, false)?;
     ask.model = args.model.clone().unwrap_or_default();
     asked(home, &Question::Plan(Box::new(ask)))
 }

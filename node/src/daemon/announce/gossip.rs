@@ -288,7 +288,7 @@ impl Announcing {
     }
 
     /// Other layers are in memory: own prompts may use them now, whenever others are told.
-    pub(crate) async fn holds_anew(&mut self, serving: &mut Serving, view: &mut Viewing) {
+    pub(crate) async fn holds_otherwise(&mut self, serving: &mut Serving, view: &mut Viewing) {
         let now = self.node.now();
         let figures = serving.figures(now);
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);

@@ -159,7 +159,7 @@ impl Prompts {
             reroutes: self.reroutes.clone(),
             lost: view.lost.clone(),
             finished: self.finished.clone(),
-            lessons: view.feedback.clone(),
+            feedback: view.feedback.clone(),
             memory: Some(self.memory.clone()),
             prove: None,
         }

@@ -474,7 +474,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_bounded_together_and_taken_anew() {
+    fn weights_are_bounded_together_and_taken_again() {
         let weights = Weights::new(Some(100));
         assert_eq!(weights.take(0, 60), Ok(()));
         assert_eq!((weights.left_bytes(0), weights.left_bytes(1)), (Some(100), Some(40)));
