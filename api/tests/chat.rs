@@ -87,7 +87,7 @@ async fn a_request_chooses_how_activations_travel() {
 }
 
 #[tokio::test]
-async fn nothing_goes_to_strangers_unless_somebody_agreed() {
+async fn nothing_goes_to_strangers_unless_agreed_to() {
     let api = http::start(Fake::quick()).await;
     let take_back = json!({"mode": "boomerang", "agreed": false});
     assert_eq!(api.post("/swarm/consent", &take_back).await.json(), take_back);

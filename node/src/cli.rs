@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand};
 use scheduler::AttentionKind;
 use shard::executor::DeviceName;
 
-pub use answer::{ChatArgs, McpArgs, RunArgs};
+pub use answer::{AnswerArgs, ChatArgs, McpArgs, RunArgs};
 pub use key::KeyCommand;
 pub use model::{CatalogCommand, ModelCommand, PullArgs, SourceArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
@@ -331,6 +331,14 @@ impl WireArgs {
     }
 }
 
+/// Which earlier positions a token sees.
+#[derive(Debug, Clone, Args)]
+pub struct AttentionArgs {
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(id = "attention", long = "attention", value_name = "KIND", default_value_t)]
+    pub kind: AttentionKind,
+}
+
 /// How tokens are chosen.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
@@ -461,9 +469,9 @@ pub struct BenchArgs {
     /// Write the random weights of --shape to this file and stop: other programs can be measured on it
     #[arg(long, value_name = "FILE", requires = "shape")]
     pub save: Option<PathBuf>,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub attention: AttentionArgs,
     /// Time the attention of one layer of 8 heads of 64 over this many positions, without a model
     #[arg(long, conflicts_with_all = ["model", "shape", "prompt_tokens", "decode_tokens", "ctx"])]
     pub positions: Option<usize>,

@@ -15,7 +15,6 @@ use std::{
 
 pub use api::choice::{Mode, Shadow, Verify};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream, unix::OwnedReadHalf},
@@ -332,10 +331,9 @@ impl Caller {
     /// When the node refuses, or says what is not a `T`.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let Some(line) = self.lines.next_line().await? else { return Ok(None) };
-        let line: Value = serde_json::from_str(&line)?;
-        match line.get("error").and_then(Value::as_str) {
-            Some(why) => Err(Error::Failed(why.to_owned())),
-            None => Ok(Some(serde_json::from_value(line)?)),
+        match serde_json::from_str::<Refusal>(&line) {
+            Ok(refusal) => Err(Error::Failed(refusal.error)),
+            Err(_) => Ok(Some(serde_json::from_str(&line)?)),
         }
     }
 }

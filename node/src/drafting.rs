@@ -13,7 +13,7 @@ use scheduler::{
 };
 use shard::{
     draft::{DraftedBy, Drafter, Guess, Lookup, PRIORS, TRUSTS, forced},
-    models::{Attention, Blueprint},
+    models::Blueprint,
 };
 
 /// What one more row of a step is believed to take before it was measured, in parts of a row by itself: between a thirteenth,
@@ -56,14 +56,6 @@ impl Tally {
     }
 }
 
-/// Whether the state of every layer can go back to any position. Another state is computed again behind each wrong draft.
-pub fn goes_back(blueprint: &Blueprint) -> bool {
-    blueprint
-        .layers
-        .iter()
-        .all(|layer| matches!(layer.attention, Attention::Softmax(_) | Attention::Latent(_)))
-}
-
 /// The drafts of one answer.
 #[derive(Default)]
 pub struct Drafting {
@@ -81,8 +73,8 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where states do not go back (`goes_back`) drafts are made
-    /// only by name.
+    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where states do not go back
+    /// ([`Blueprint::goes_back`]) each wrong draft is computed again, and drafts are made only by name.
     pub fn new(choice: &Draft, goes_back: bool, depth: Depth) -> Self {
         let choice = if *choice == Draft::Auto && !goes_back { &Draft::Off } else { choice };
         let lookup = || Box::new(Lookup::default()) as Box<dyn Drafter>;
@@ -97,7 +89,7 @@ impl Drafting {
 
     /// As [`Self::new`] on this machine alone, where nothing is believed of its speed.
     pub fn alone(choice: &Draft, blueprint: &Blueprint) -> Self {
-        let mut drafting = Self::new(choice, goes_back(blueprint), Depth::unmeasured(ROW_SHARE));
+        let mut drafting = Self::new(choice, blueprint.goes_back(), Depth::unmeasured(ROW_SHARE));
         // Tests want every draft sent.
         if cfg!(debug_assertions) && (cfg!(test) || std::env::var_os("SHOAL_DRAFT").is_some()) {
             drafting.send_all();

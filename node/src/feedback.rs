@@ -140,20 +140,20 @@ impl FeedbackQueue {
 
 /// A prompt that may have to wait for room at the nodes of a model. It leaves the line when dropped.
 pub struct Waiting {
-    lessons: FeedbackQueue,
+    feedback: FeedbackQueue,
     model: ModelId,
     ticket: Option<Ticket>,
 }
 
 impl Waiting {
     /// A prompt for `model` that does not wait yet.
-    pub fn new(lessons: FeedbackQueue, model: ModelId) -> Self {
-        Self { lessons, model, ticket: None }
+    pub fn new(feedback: FeedbackQueue, model: ModelId) -> Self {
+        Self { feedback, model, ticket: None }
     }
 
     /// Whether others wait, so that a prompt which has not looked for room yet goes behind them.
     pub fn others(&self) -> bool {
-        self.lessons.learned().backlogs.contains_key(&self.model)
+        self.feedback.learned().backlogs.contains_key(&self.model)
     }
 
     /// Waits until room is worth looking for.
@@ -164,15 +164,15 @@ impl Waiting {
         let ticket = match self.ticket {
             Some(ticket) => ticket,
             None => {
-                let now = self.lessons.now();
-                let ticket = self.lessons.learned().backlogs.entry(self.model).or_default().enter(now)?;
+                let now = self.feedback.now();
+                let ticket = self.feedback.learned().backlogs.entry(self.model).or_default().enter(now)?;
                 *self.ticket.insert(ticket)
             }
         };
         loop {
-            let woken = tokio::time::timeout(ROOM, self.lessons.freed.notified()).await.is_ok();
-            let now = self.lessons.now();
-            let mut learned = self.lessons.learned();
+            let woken = tokio::time::timeout(ROOM, self.feedback.freed.notified()).await.is_ok();
+            let now = self.feedback.now();
+            let mut learned = self.feedback.learned();
             let Some(line) = learned.backlogs.get_mut(&self.model) else { return Ok(()) };
             if let Some(shed) = line.shed(ticket, now) {
                 return Err(shed);
@@ -185,16 +185,16 @@ impl Waiting {
 
     /// It was let in: it waits no more, and the next in line may look.
     pub fn let_in(&mut self) {
-        let now = self.lessons.now();
+        let now = self.feedback.now();
         if self.ticket.is_some() {
             self.leave(|line, ticket| line.let_in(ticket, now));
-            self.lessons.freed.notify_one();
+            self.feedback.freed.notify_one();
         }
     }
 
     fn leave(&mut self, how: impl FnOnce(&mut Backlog, Ticket)) {
         let Some(ticket) = self.ticket.take() else { return };
-        let mut learned = self.lessons.learned();
+        let mut learned = self.feedback.learned();
         if let Some(line) = learned.backlogs.get_mut(&self.model) {
             how(line, ticket);
             if line.is_empty() {
@@ -224,43 +224,43 @@ mod tests {
 
     #[test]
     fn what_one_prompt_learns_the_next_one_knows() {
-        let lessons = FeedbackQueue::default();
+        let feedback = FeedbackQueue::default();
         let (busy, full, liar) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
         let loads = [Load { node: busy, sessions: 9, lanes: 2 }];
-        assert_eq!(lessons.clone().heard(0, &loads, &BTreeMap::new()), Verdict::Again);
+        assert_eq!(feedback.clone().heard(0, &loads, &BTreeMap::new()), Verdict::Again);
         let model = ModelId::numbered(1);
-        lessons.refused(full, model, Refusal::Busy, &[]);
+        feedback.refused(full, model, Refusal::Busy, &[]);
         let held = LayerRange::new(2, 4).unwrap();
-        lessons.refused(liar, model, Refusal::NotHeld, &[held]);
-        lessons.apart(busy, full);
+        feedback.refused(liar, model, Refusal::NotHeld, &[held]);
+        feedback.apart(busy, full);
         let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
-        lessons.amend(&mut request, |_| 1);
+        feedback.amend(&mut request, |_| 1);
         assert_eq!(request.in_flight, [(busy, 8)]);
         assert!(request.policy.deny.contains(&full) && !request.policy.deny.contains(&liar));
-        let waiting = lessons.take();
+        let waiting = feedback.take();
         assert_eq!(waiting, [Feedback::Holds(liar, model, held.into()), Feedback::Apart(busy, full)]);
-        assert!(lessons.take().is_empty());
-        assert!(lessons.serves(busy) && !lessons.serves(full));
-        lessons.freed(full);
+        assert!(feedback.take().is_empty());
+        assert!(feedback.serves(busy) && !feedback.serves(full));
+        feedback.freed(full);
         let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
-        lessons.amend(&mut request, |_| 1);
+        feedback.amend(&mut request, |_| 1);
         assert!(request.policy.deny.is_empty() && !request.in_flight.is_empty());
-        lessons.forget(busy);
+        feedback.forget(busy);
         let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
-        lessons.amend(&mut request, |_| 1);
+        feedback.amend(&mut request, |_| 1);
         assert!(request.in_flight.is_empty());
-        (0..2 * MOST as u64).for_each(|n| lessons.apart(busy, NodeId::numbered(n)));
-        assert_eq!(lessons.take().len(), MOST);
+        (0..2 * MOST as u64).for_each(|n| feedback.apart(busy, NodeId::numbered(n)));
+        assert_eq!(feedback.take().len(), MOST);
     }
 
     /// A second for each of a hundred prompts that wait would be seen.
     #[tokio::test(start_paused = true)]
     async fn a_place_that_is_given_back_wakes_one_who_waits() {
-        let lessons = FeedbackQueue::default();
+        let feedback = FeedbackQueue::default();
         let began = tokio::time::Instant::now();
         let waiting: Vec<_> = (0..100)
             .map(|_| {
-                let mut waiting = Waiting::new(lessons.clone(), ModelId::numbered(1));
+                let mut waiting = Waiting::new(feedback.clone(), ModelId::numbered(1));
                 tokio::spawn(async move {
                     waiting.room().await.unwrap();
                     tokio::time::Instant::now()
@@ -269,7 +269,7 @@ mod tests {
             .collect();
         tokio::task::yield_now().await;
         for _ in 0..60 {
-            lessons.freed(NodeId::numbered(1));
+            feedback.freed(NodeId::numbered(1));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         let mut woken = Vec::new();

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_only_when_nobody_runs_it() {
+    fn what_was_written_is_read_and_only_when_no_process_runs_it() {
         let home = TempDir::new().unwrap();
         let journal = written(home.path(), "ab12");
         assert!(unfinished(home.path()).is_empty(), "a running answer is not an interrupted one");

@@ -195,12 +195,12 @@ impl Debug for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Report")
             .field("end", &self.end)
-            .field("rest", &Hidden::text(&self.rest))
-            .field("ids", &Hidden::ids(&self.ids))
+            .field("rest", &Hidden::text(&self.said.rest))
+            .field("ids", &Hidden::ids(&self.said.ids))
             .field("segments", &self.segments)
-            .field("ttft_ms", &self.ttft_ms)
-            .field("faults", &self.faults)
-            .field("hedged", &self.hedged)
+            .field("ttft_ms", &self.times.ttft_ms)
+            .field("faults", &self.disturbances.faults)
+            .field("hedged", &self.disturbances.hedged)
             .field("wire_bytes", &self.wire_bytes)
             .finish_non_exhaustive()
     }

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_wrong_once_owes_a_proof_when_its_time_is_over() {
+    fn a_node_that_was_wrong_once_owes_a_proof_when_its_time_is_over() {
         let home = tempfile::TempDir::new().unwrap();
         let (one, other) = (ModelId::new([7; 32]), ModelId::new([8; 32]));
         let (now, node) = (Millis(1_800_000_000_000), NodeId::numbered(1));

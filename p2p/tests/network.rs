@@ -283,7 +283,7 @@ async fn assert_carries(from: &Network, to: NodeId, of_to: &mut Events) {
 
 /// Killed and back before its neighbor noticed: QUIC says nothing when a process dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_started_again_unnoticed_is_met_anew() {
+async fn a_node_restarted_unnoticed_is_met_again() {
     let (hub, mut of_hub) = node(config(1, QUIC)).await;
     let bootstrap = vec![address(&hub).await];
     let life = || Config { bootstrap: bootstrap.clone(), ..config(2, QUIC) };

@@ -8,7 +8,7 @@
 //! * [`covers`]: per segment, the cheapest way to run just its layers on other nodes, priced with the hops from and
 //!   to the neighbors that stay. Several nodes may tile one segment. Covers are chosen one after the other and each
 //!   is charged against the KV room of its nodes, so two segments never count on the same free memory.
-//! * [`shadow`]: the one node that should follow a segment token by token: it must hold the whole segment, since it
+//! * [`shadows`]: the one node that should follow a segment token by token: it must hold the whole segment, since it
 //!   replays exactly that input log, and be run by another node than the segment's, since it also checks it.
 //!
 //! Limits: `disjoint` takes the primary as given; a swarm may have two disjoint pipelines neither of which is part
@@ -187,29 +187,22 @@ impl<'a> Covering<'a> {
     }
 }
 
-/// The node that should shadow segment `index` of `primary`: holds all of it, is not part of the pipeline, is of
-/// another operator than the segment's node, and is the nearest to take over among those trusted at least
-/// `trust_floor` of the policy. `None` when no node fits.
-pub fn shadow(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize) -> Option<NodeId> {
-    let mut price = Price::default();
-    price.refill(snapshot, request).ok()?;
-    shadow_priced(snapshot, request, &price, primary, index)
-}
-
-/// A shadow for every segment of `primary` that is not the requester's own, in order.
+/// The node that should shadow each segment of `primary`, in order: it holds all of the segment, is not part of the pipeline, is
+/// of another operator than the segment's node, and is the nearest to take over among those trusted at least `trust_floor`
+/// of the policy. `None` where no node fits, and for the requester's own segments.
 pub fn shadows(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Option<NodeId>> {
     let mut price = Price::default();
     let priced = price.refill(snapshot, request).is_ok();
     let segments = primary.segments().iter().enumerate();
-    let shadow = |(index, segment): (usize, &Segment)| {
+    let of = |(index, segment): (usize, &Segment)| {
         let own = Some(segment.node) == request.requester;
-        (priced && !own).then(|| shadow_priced(snapshot, request, &price, primary, index)).flatten()
+        (priced && !own).then(|| shadow(snapshot, request, &price, primary, index)).flatten()
     };
-    segments.map(shadow).collect()
+    segments.map(of).collect()
 }
 
 /// What differs between two holders is their own compute and the hops beside it: only these are priced.
-fn shadow_priced(
+fn shadow(
     snapshot: &Snapshot,
     request: &Request,
     price: &Price,

@@ -246,7 +246,7 @@ mod tests {
     use crate::{NodeId, OperatorId};
 
     #[test]
-    fn nobody_is_convicted_by_one_voice() {
+    fn no_node_is_convicted_by_one_voice() {
         let says = |node, operator, digest| Testimony {
             node: NodeId::numbered(node),
             operator: OperatorId::numbered(operator),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_are_always_checked_and_nobody_never() {
+    fn newcomers_are_always_checked_and_no_node_never() {
         let mut record = Record::default();
         for _ in 0..20 {
             assert_eq!(record.check_share(), 1.0);

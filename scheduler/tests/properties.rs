@@ -159,7 +159,7 @@ proptest! {
 
     /// No other pipeline is cheaper: any holder taken at every layer, and the greedy ones of widest and nearest.
     #[test]
-    fn nobody_beats_the_optimum(case in case(8, 10), picks in prop::collection::vec(any::<usize>(), 10)) {
+    fn no_chain_beats_the_optimum(case in case(8, 10), picks in prop::collection::vec(any::<usize>(), 10)) {
         let (snapshot, request) = (case.snapshot(), case.request());
         let best = route(&snapshot, &request).ok();
         let held = |i: usize| oracle::set(case.peers[i].loaded | case.peers[i].on_disk);
@@ -326,8 +326,10 @@ proptest! {
         for (peer, taken) in case.peers.iter().zip(taken) {
             prop_assert!(peer.room.is_none_or(|room| taken <= room));
         }
-        for (index, segment) in primary.pipeline.segments().iter().enumerate() {
-            if let Some(shadow) = standby::shadow(&snapshot, &request, &primary.pipeline, index) {
+        let shadows = standby::shadows(&snapshot, &request, &primary.pipeline);
+        prop_assert_eq!(shadows.len(), primary.pipeline.segments().len());
+        for (shadow, segment) in shadows.into_iter().zip(primary.pipeline.segments()) {
+            if let Some(shadow) = shadow {
                 prop_assert!(!primary.pipeline.visits(shadow));
                 let host = snapshot.host(shadow).unwrap();
                 prop_assert!(host.loaded.covers(segment.layers));

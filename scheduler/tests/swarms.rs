@@ -320,7 +320,7 @@ proptest! {
     /// Whatever comes, waits, is cancelled, panics, runs out of time or ends: slots and memory are never oversold,
     /// every one comes back once, no slot idles while an ask that fits waits, and every ask that can be served is.
     #[test]
-    fn the_door_loses_nobody(steps in vec((0u8..7, 0u64..6, 0usize..5, 0u64..60, 0u64..4_000), 1..150)) {
+    fn the_door_loses_no_lease(steps in vec((0u8..7, 0u64..6, 0usize..5, 0u64..60, 0u64..4_000), 1..150)) {
         let tiers = [1.0, 2.0, 4.0].map(|weight| Tier { weight, share: 2 }).to_vec();
         let mut door = Admission::new(Limits { slots: 4, kv_bytes: 100, waiting: 20, tiers });
         let mut held: Vec<(Ask, SlotGuard)> = Vec::new();

@@ -5,16 +5,15 @@ use scheduler::latency::Duty;
 use scheduler::rng::Rng;
 use scheduler::{Capability, LayerRange, Millis, ModelId, NodeId, OperatorId};
 
+use crate::near::Near;
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
 
 /// One machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Where it is.
-    pub region: usize,
-    /// Its share of a hop, ms.
-    pub access_ms: f64,
+    /// How it is connected.
+    pub line: Line,
     /// True time per layer and token, ms.
     pub layer_ms: f64,
     /// What it claims to need, over what it needs.
@@ -29,29 +28,48 @@ pub struct Machine {
     pub up: bool,
     /// Visits being served and waiting.
     pub load: usize,
-    /// Sessions that count on it.
-    pub sessions: u32,
     /// Visits served at once at full speed.
     pub lanes: usize,
     /// Announcements sent.
     pub sequence: u64,
-    /// What it can send, bytes per ms.
-    pub up_bytes_per_ms: f64,
-    /// What it can receive, bytes per ms.
-    pub down_bytes_per_ms: f64,
     /// When it joins, ms; at once unless said.
     pub joins: Option<f64>,
     /// Announces only what of its layers is within, because it is about to leave the others.
     pub withdrawn: Option<LayerRange>,
-    /// How busy sessions keep it.
-    pub duty: Duty,
-    /// Since the last announcement: the sessions' time, how long visits were served, and how long they waited, ms.
-    pub seen_ms: (f64, f64, f64),
-    /// When `sessions` last changed, ms.
-    pub changed: f64,
+    /// What sessions make of it.
+    pub work: Work,
 }
 
-impl Machine {
+/// How a machine is connected.
+#[derive(Clone, Debug, Default)]
+pub struct Line {
+    /// Where it is.
+    pub region: usize,
+    /// Its share of a hop, ms.
+    pub access_ms: f64,
+    /// What it can send, bytes per ms.
+    pub up_bytes_per_ms: f64,
+    /// What it can receive, bytes per ms.
+    pub down_bytes_per_ms: f64,
+}
+
+/// The sessions of a machine, and how busy they keep it.
+#[derive(Clone, Debug, Default)]
+pub struct Work {
+    /// Sessions that count on it.
+    pub sessions: u32,
+    /// How long visits were served since the last announcement, ms.
+    pub served_ms: f64,
+    /// How long they waited, ms.
+    pub waited_ms: f64,
+    /// The sessions' time since then, ms.
+    session_ms: f64,
+    /// When `sessions` last changed, ms.
+    changed: f64,
+    duty: Duty,
+}
+
+impl Work {
     /// Sessions change by one at `now` (ms).
     pub fn count(&mut self, now: f64, joins: bool) {
         self.integrate(now);
@@ -59,13 +77,23 @@ impl Machine {
     }
 
     fn integrate(&mut self, now: f64) {
-        self.seen_ms.0 += f64::from(self.sessions) * (now - self.changed);
+        self.session_ms += f64::from(self.sessions) * (now - self.changed);
         self.changed = now;
     }
 
+    /// What there was since the last announcement goes into the average.
+    fn announce(&mut self, now: f64) {
+        self.integrate(now);
+        let [session_ms, served_ms, waited_ms] =
+            [&mut self.session_ms, &mut self.served_ms, &mut self.waited_ms].map(std::mem::take);
+        self.duty.add(Millis(now as u64), session_ms, served_ms, waited_ms);
+    }
+}
+
+impl Machine {
     /// Sessions it serves side by side at full speed.
     pub fn knee(&self) -> u32 {
-        self.duty.knee(self.lanes as u32)
+        self.work.duty.knee(self.lanes as u32)
     }
 }
 
@@ -93,6 +121,8 @@ pub struct World {
     pub sybils_from: usize,
     /// Layers of the model.
     pub layers: u32,
+    /// What machines know of distances; `None` where they know the true ones.
+    pub near: Option<Near>,
 }
 
 /// The name of a machine.
@@ -117,9 +147,10 @@ impl World {
             let room =
                 scenario.room.0 + chance.below((scenario.room.1 - scenario.room.0 + 1) as usize) as u32;
             let lies = chance.happens(scenario.liars) && !asks;
+            let region = chance.below(scenario.regions as usize);
+            let access_ms = chance.exponential(scenario.access_ms);
             machines.push(Machine {
-                region: chance.below(scenario.regions as usize),
-                access_ms: chance.exponential(scenario.access_ms),
+                line: Line { region, access_ms, ..Line::default() },
                 layer_ms: if asks { scenario.local_layer_ms.unwrap_or(scenario.layer_ms.1) } else { drawn },
                 claims: if lies { 0.2 } else { 1.0 },
                 slow: 1.0,
@@ -127,16 +158,11 @@ impl World {
                 held: if asks { home(scenario) } else { Vec::new() },
                 up: true,
                 load: 0,
-                sessions: 0,
                 lanes: 4,
                 sequence: 0,
-                up_bytes_per_ms: 0.0,
-                down_bytes_per_ms: 0.0,
                 joins: None,
                 withdrawn: None,
-                duty: Duty::default(),
-                seen_ms: (0.0, 0.0, 0.0),
-                changed: 0.0,
+                work: Work::default(),
             });
         }
         // A stream of their own, so that these keys do not change who is who.
@@ -144,8 +170,8 @@ impl World {
         let (slow, fast) = scenario.uplink_mbit;
         for (i, machine) in machines.iter_mut().enumerate() {
             // One Mbit/s is 125 bytes per ms.
-            machine.up_bytes_per_ms = 125.0 * slow * (fast / slow).powf(links.unit());
-            machine.down_bytes_per_ms = DOWN_OVER_UP * machine.up_bytes_per_ms;
+            machine.line.up_bytes_per_ms = 125.0 * slow * (fast / slow).powf(links.unit());
+            machine.line.down_bytes_per_ms = DOWN_OVER_UP * machine.line.up_bytes_per_ms;
             let late = links.happens(scenario.joins) && i < scenario.nodes as usize;
             let when = 250.0 * scenario.seconds * links.unit();
             machine.joins = late.then_some(when);
@@ -156,8 +182,11 @@ impl World {
         let template = machines.first().cloned();
         for machine in template.iter().cycle().take(made_up) {
             machines.push(Machine {
-                region: links.below(scenario.regions as usize),
-                access_ms: 0.0,
+                line: Line {
+                    region: links.below(scenario.regions as usize),
+                    access_ms: 0.0,
+                    ..machine.line.clone()
+                },
                 layer_ms: SYBIL_MS,
                 claims: 1.0,
                 held: LayerRange::new(0, scenario.layers).into_iter().collect(),
@@ -166,7 +195,7 @@ impl World {
                 ..machine.clone()
             });
         }
-        Self { machines, nodes: scenario.nodes as usize, sybils_from, layers: scenario.layers }
+        Self { machines, nodes: scenario.nodes as usize, sybils_from, layers: scenario.layers, near: None }
     }
 
     /// Whether a machine is only an identity.
@@ -179,8 +208,13 @@ impl World {
         if from == to {
             return 0.0;
         }
-        let (a, b) = (&self.machines[from], &self.machines[to]);
+        let (a, b) = (&self.machines[from].line, &self.machines[to].line);
         REGIONS_MS[a.region][b.region] + a.access_ms + b.access_ms
+    }
+
+    /// One way between two machines as machines expect it, ms.
+    pub fn expected_ms(&self, from: usize, to: usize) -> f64 {
+        self.near.as_ref().map_or_else(|| self.hop_ms(from, to), |near| near.expected_ms(from, to))
     }
 
     /// Time that the activations of `tokens` tokens take on the wire between two machines, ms.
@@ -188,7 +222,7 @@ impl World {
         if from == to {
             return 0.0;
         }
-        let rate = self.machines[from].up_bytes_per_ms.min(self.machines[to].down_bytes_per_ms);
+        let rate = self.machines[from].line.up_bytes_per_ms.min(self.machines[to].line.down_bytes_per_ms);
         f64::from(tokens) * f64::from(ACTIVATION_BYTES) / rate
     }
 
@@ -208,9 +242,7 @@ impl World {
     pub fn announce(&mut self, at: usize, now: f64) -> Option<Capability> {
         let machine = &mut self.machines[at];
         machine.sequence += 1;
-        machine.integrate(now);
-        let (session_ms, served_ms, waited_ms) = std::mem::take(&mut machine.seen_ms);
-        machine.duty.add(Millis(now as u64), session_ms, served_ms, waited_ms);
+        machine.work.announce(now);
         let decode_ms = machine.layer_ms * machine.slow * machine.claims;
         let waiting = machine.load.saturating_sub(machine.lanes) as f64 / machine.lanes as f64;
         let layers: u32 = machine.held.iter().map(|range| range.len()).sum();
@@ -220,10 +252,10 @@ impl World {
             node: id(at),
             operator: OperatorId::numbered(at as u64),
             sequence: machine.sequence,
-            region: machine.region as u16,
-            access_ms: machine.access_ms,
-            up_bytes_per_ms: machine.up_bytes_per_ms,
-            down_bytes_per_ms: machine.down_bytes_per_ms,
+            region: machine.line.region as u16,
+            access_ms: machine.line.access_ms,
+            up_bytes_per_ms: machine.line.up_bytes_per_ms,
+            down_bytes_per_ms: machine.line.down_bytes_per_ms,
             draining: false,
             holdings: vec![Holding {
                 model: ModelId::default(),
@@ -234,7 +266,7 @@ impl World {
                 visit_ms: VISIT_MS,
                 queue_ms: waiting * decode_ms * f64::from(layers.max(1)),
                 load_ms: 0.0,
-                active: machine.sessions,
+                active: machine.work.sessions,
                 batch_knee: machine.knee(),
                 kv_bytes: 1 << 32,
             }],

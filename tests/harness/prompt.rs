@@ -30,6 +30,8 @@ pub struct Prompt {
     pub resumed: Value,
     /// The last line, once it came.
     pub last: Option<Value>,
+    /// It hangs when it says nothing for this long: [`BOUND`], longer where many share a machine.
+    pub bound: Duration,
 }
 
 impl Prompt {
@@ -63,18 +65,19 @@ impl Prompt {
             }
         });
         let (route, tokens, resumed) = (Value::Null, Vec::new(), Value::Null);
-        Self { child, lines, route, tokens, resumed, last: None }
+        Self { child, lines, route, tokens, resumed, last: None, bound: BOUND }
     }
 
     /// Reads one line; false after the last, or when it ended without one.
     pub fn step(&mut self) -> bool {
         use std::sync::mpsc::RecvTimeoutError;
-        let (at, line) = match self.lines.recv_timeout(BOUND) {
+        let bound = self.bound;
+        let (at, line) = match self.lines.recv_timeout(bound) {
             Ok(said) => said,
             Err(RecvTimeoutError::Disconnected) => return false,
             Err(RecvTimeoutError::Timeout) => {
                 let _ = self.child.kill();
-                panic!("nothing for {BOUND:?} after {} tokens; route {}", self.tokens.len(), self.route)
+                panic!("nothing for {bound:?} after {} tokens; route {}", self.tokens.len(), self.route)
             }
         };
         match line["event"].as_str() {

@@ -25,6 +25,7 @@ mod hostile;
 mod joining;
 mod kmod;
 mod lab;
+mod latent;
 mod links;
 mod models;
 mod operate;

@@ -189,7 +189,7 @@ fn what_is_reported_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
 }
 
 #[test]
-fn doctor_writes_a_report_that_names_nobody() {
+fn doctor_writes_a_report_that_names_no_person() {
     let folder = TempDir::new().unwrap();
     let home = folder.path().join("a-very-private-home");
     fs::create_dir_all(&home).unwrap();

@@ -136,7 +136,7 @@ fn a_plan_names_its_parts_and_why_holds_them_against_what_happened() {
 }
 
 #[test]
-fn a_spare_takes_over_layers_that_nobody_holds_any_more() {
+fn a_spare_takes_over_layers_that_no_node_holds_any_more() {
     let folder = TempDir::new().unwrap();
     let home = |name: &str| folder.path().join(name);
     let asks = Node::start(&home("a"), &["--ask-only"]);

@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 /// Prompts at once in every other round.
 const AT_ONCE: usize = 3;
+/// A prompt of a crowd that says nothing for this long hangs: each waits for all others between two of its tokens.
+const CROWDED: Duration = Duration::from_secs(600);
 /// Prompts at once that two processors cannot carry.
 const CROWD: usize = 16;
 /// The same of a model of `SHOAL_MODEL`.
@@ -77,7 +79,7 @@ fn ask(home: &Path, n: u64, counted: &Counted) {
 }
 
 #[test]
-fn soak_nobody_is_taken_for_dead_and_nothing_grows() {
+fn soak_no_node_is_taken_for_dead_and_nothing_grows() {
     let seconds = std::env::var("SHOAL_SOAK_S").ok().and_then(|s| s.parse().ok()).unwrap_or(20);
     let folder = TempDir::new().unwrap();
     let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
@@ -193,7 +195,10 @@ fn a_crowd_on_a_busy_machine_loses_none() {
             let home = asks.home.clone();
             thread::spawn(move || {
                 let (seed, about) = (n.to_string(), format!("Tell me a story about the number {n}"));
-                Prompt::run(&home, ["-n", "24", "--temperature", "0.8", "--seed", &seed, &about]).ends()
+                let mut prompt =
+                    Prompt::run(&home, ["-n", "24", "--temperature", "0.8", "--seed", &seed, &about]);
+                prompt.bound = CROWDED;
+                prompt.ends()
             })
         })
         .collect();

@@ -23,31 +23,16 @@ type Exceptions = &'static [(&'static str, &'static str)];
 
 const RECORDS: Exceptions = &[
     ("api/src/swarm.rs Node", "what the page shows of a node, as JSON"),
-    ("node/src/cli/swarm.rs JoinArgs", "a command line"),
     ("node/src/events/report.rs Conducted", "a report, as JSON"),
-    ("node/src/request/plan.rs Plan", "what a prompt starts with"),
-    ("node/src/request/plan.rs Report", "what a prompt says when it is over"),
     ("node/src/worker/ipc/message.rs Ready", "a message"),
     ("node/src/worker/mod.rs Ready", "what a worker says of itself, once"),
     ("p2p/src/config.rs Config", "settings"),
     ("scheduler/src/snapshot.rs Host", "a row of a snapshot"),
-    ("shard/src/executor/cpu/buffers.rs CpuBuffers", "one buffer for each step of a layer"),
     ("shard/src/tokenizer/definition.rs Definition", "what a file says of its tokenizer"),
-    ("simulations/src/run/mod.rs Live", "a request of a simulated world"),
-    ("simulations/src/run/mod.rs Run", "a simulated world"),
     ("simulations/src/scenario.rs Scenario", "a scenario's file"),
     ("simulations/src/storm/options.rs Options", "what a storm draws"),
-    ("simulations/src/storm/swarm/asker/mod.rs Live", "a request of a simulated world"),
-    ("simulations/src/storm/swarm/mod.rs Machine", "a machine of a simulated world"),
-    ("simulations/src/storm/swarm/mod.rs Swarm", "a simulated world"),
-    ("simulations/src/world.rs Machine", "a machine of a simulated world"),
 ];
-const SPREAD: Exceptions = &[
-    ("scheduler SwarmView", "each kind of knowledge has its file"),
-    ("shard Cpu", "an entry stands with its kernel"),
-    ("simulations Run", "a simulated world: each kind of event has its file"),
-    ("simulations Swarm", "a simulated world: each kind of event has its file"),
-];
+const SPREAD: Exceptions = &[("shard Cpu", "an entry stands with its kernel")];
 const LONG: Exceptions = &[];
 
 fn sources(folder: &Path, found: &mut Vec<(String, String)>) {

@@ -157,7 +157,7 @@ fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
 }
 
 #[test]
-fn whoever_sends_what_no_encoder_writes_is_left_at_once_and_nobody_else_is_blamed() {
+fn a_node_that_sends_what_no_encoder_writes_is_left_at_once_and_no_other_is_blamed() {
     // Its output goes to an honest stage and to the requester. No other node has its layers, until one joins.
     let swarm = Swarm::start(&[("1..4", "garble:30"), ("4..7", "")]);
     let mut asks = Command::new(binary());

@@ -1,9 +1,40 @@
 //! `shoal run`, `shoal chat` and `shoal mcp`: their flags.
 
 use clap::Args;
-use scheduler::AttentionKind;
 
-use super::{EngineArgs, FormArgs, SamplingArgs, SourceArgs, WireArgs, swarm};
+use super::{AttentionArgs, EngineArgs, FormArgs, SamplingArgs, SourceArgs, WireArgs, swarm};
+
+/// How and where prompts are answered: what a prompt and a conversation have in common.
+#[derive(Debug, Args)]
+pub struct AnswerArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub attention: AttentionArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: SourceArgs,
+    /// Fetch a model that is not here without asking
+    #[arg(short, long)]
+    pub yes: bool,
+}
 
 /// `shoal run`
 #[derive(Debug, Args)]
@@ -23,31 +54,7 @@ pub struct RunArgs {
     pub raw: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub engine: EngineArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub wire: WireArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sampling: SamplingArgs,
-    /// Where to answer it
-    #[arg(long, value_enum, default_value = "local")]
-    pub via: swarm::Via,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub route: swarm::RouteArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub home: swarm::HomeArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sources: SourceArgs,
-    /// Fetch a model that is not here without asking
-    #[arg(short, long)]
-    pub yes: bool,
+    pub answer: AnswerArgs,
     /// One JSON object per line: a line per piece of text, the summary last
     #[arg(long)]
     pub json: bool,
@@ -61,31 +68,7 @@ pub struct ChatArgs {
     pub system: Option<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub engine: EngineArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub wire: WireArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sampling: SamplingArgs,
-    /// Where to answer it
-    #[arg(long, value_enum, default_value = "local")]
-    pub via: swarm::Via,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub route: swarm::RouteArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub home: swarm::HomeArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sources: SourceArgs,
-    /// Fetch a model that is not here without asking
-    #[arg(short, long)]
-    pub yes: bool,
+    pub answer: AnswerArgs,
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,
@@ -112,14 +95,4 @@ pub struct McpArgs {
     /// Fetch a model that is not here without asking
     #[arg(short, long)]
     pub yes: bool,
-}
-
-impl From<RunArgs> for ChatArgs {
-    /// The same as a conversation.
-    fn from(args: RunArgs) -> Self {
-        let RunArgs {
-            system, engine, attention, wire, sampling, via, route, home, sources, yes, json, ..
-        } = args;
-        Self { system, engine, attention, wire, sampling, via, route, home, sources, yes, json }
-    }
 }

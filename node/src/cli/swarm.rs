@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::LayerRange;
 
 use super::{EngineArgs, SamplingArgs};
 use crate::control::{Mode, Shadow, Verify};
@@ -73,6 +73,45 @@ pub struct JoinArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub hold: HoldArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub caps: CapsArgs,
+    /// A mirror of a model that is not here, beside the peers that have it (repeatable)
+    #[arg(long, value_name = "URL")]
+    pub from: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: super::SourceArgs,
+    /// Fetch the first and the last layer of a model that is not here too, so that own prompts keep them on this machine
+    #[arg(long)]
+    pub ends: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub reach: ReachArgs,
+    /// Keep nothing of running answers on disk: a crash of this node loses them
+    #[arg(long)]
+    pub no_journal: bool,
+    /// Serve without asking, and agree that prompts of this node run on other people's machines: in boomerang mode they can
+    /// reconstruct much of the text, in open mode they get the text itself (see `shoal consent`)
+    #[arg(short, long)]
+    pub yes: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub api: super::api::NodeApiArgs,
+    /// One JSON object per line
+    #[arg(long)]
+    pub json: bool,
+    /// Stop when standard input closes: for programs that start nodes
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+}
+
+/// What a node holds and serves.
+#[derive(Debug, Clone, Args)]
+pub struct HoldArgs {
     /// Layers to serve to others, as 2..6 or 0..2,6..8 [default: those the swarm lacks most]
     #[arg(long)]
     pub layers: Option<Layers>,
@@ -92,18 +131,11 @@ pub struct JoinArgs {
     /// Memory for sessions of others, of all models together, MiB
     #[arg(long, default_value_t = 512, value_name = "MIB")]
     pub memory: u64,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub caps: CapsArgs,
-    /// A mirror of a model that is not here, beside the peers that have it (repeatable)
-    #[arg(long, value_name = "URL")]
-    pub from: Vec<String>,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sources: super::SourceArgs,
-    /// Fetch the first and the last layer of a model that is not here too, so that own prompts keep them on this machine
-    #[arg(long)]
-    pub ends: bool,
+}
+
+/// Which nodes a node meets, and how it reaches them.
+#[derive(Debug, Clone, Args)]
+pub struct ReachArgs {
     /// Address to listen on, as a multiaddress (repeatable) [default: any port, QUIC and TCP, IPv4 and IPv6]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
@@ -131,22 +163,6 @@ pub struct JoinArgs {
     /// A swarm of one's own: only nodes with an invite get in
     #[arg(long)]
     pub private: bool,
-    /// Keep nothing of running answers on disk: a crash of this node loses them
-    #[arg(long)]
-    pub no_journal: bool,
-    /// Serve without asking, and agree that prompts of this node run on other people's machines: in boomerang mode they can
-    /// reconstruct much of the text, in open mode they get the text itself (see `shoal consent`)
-    #[arg(short, long)]
-    pub yes: bool,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub api: super::api::NodeApiArgs,
-    /// One JSON object per line
-    #[arg(long)]
-    pub json: bool,
-    /// Stop when standard input closes: for programs that start nodes
-    #[arg(long, hide = true)]
-    pub until_stdin_closes: bool,
 }
 
 /// What a node may take from its machine for others.
@@ -355,9 +371,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub wire: super::WireArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub attention: super::AttentionArgs,
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: u32,

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use scheduler::AttentionKind;
 
-use super::{EngineArgs, WireArgs};
+use super::{AttentionArgs, EngineArgs, WireArgs};
 
 /// `shoal tokenize`
 #[derive(Debug, Args)]
@@ -59,9 +58,9 @@ pub struct EvalArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub wire: WireArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub attention: AttentionArgs,
     /// Token ids, separated by spaces or commas; `-` reads standard input
     #[arg(long, required_unless_present = "text")]
     pub tokens: Option<String>,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use scheduler::AttentionKind;
-use serde_json::{Value, json};
+use serde::Serialize;
 use shard::{
     executor::{Capacity, Executor, Workspace, argmax},
     gguf::Gguf,
@@ -67,7 +67,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let load_ms = ms(started.elapsed());
 
     let workspace = Workspace::new(&*executor, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
-    let attention = args.attention;
+    let attention = args.attention.kind;
     let mut bench = Bench { workspace, executor: &*executor, attention, prompt, decode };
     bench.warm_up()?;
     drop(waiting);
@@ -81,20 +81,22 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     // Before the probe, whose own memory would count.
     let peak_rss_mb = peak_rss_bytes(status).map(|bytes| bytes as f64 / 1e6);
     let read_gb_s = device.cpu().map(|cpu| probe::read_bandwidth(cpu)).transpose()?.map(|read| read / 1e9);
-    let mut report = report(&runs, &*executor, prompt + decode / 2, read_gb_s);
-    report["model"] = json!(name);
-    report["format"] = json!(main_format(&gguf));
-    report["isa"] = json!(device.cpu().map(|cpu| cpu.isa().name()));
-    report["device"] = json!(executor.device());
-    report["attention"] = json!(attention.to_string());
-    report["threads"] = json!(device.cpu().map(|cpu| cpu.pool().threads()));
-    report["prompt_tokens"] = json!(prompt);
-    report["decode_tokens"] = json!(decode);
-    report["runs"] = json!(args.runs);
-    report["load_ms"] = json!(load_ms);
-    report["build_ms"] = json!(build_ms);
-    report["file_bytes"] = json!(gguf.file_len());
-    report["peak_rss_mb"] = json!(peak_rss_mb);
+    let report = Report {
+        figures: Figures::of(&runs, &*executor, prompt + decode / 2, read_gb_s),
+        model: name,
+        format: main_format(&gguf),
+        isa: device.cpu().map(|cpu| cpu.isa().name()),
+        device: executor.device(),
+        attention: attention.to_string(),
+        threads: device.cpu().map(|cpu| cpu.pool().threads()),
+        prompt_tokens: prompt,
+        decode_tokens: decode,
+        runs: args.runs,
+        load_ms,
+        build_ms,
+        file_bytes: gguf.file_len(),
+        peak_rss_mb,
+    };
     if args.json { output::json_line(&report) } else { print(&report) }
 }
 
@@ -194,56 +196,96 @@ impl Bench<'_> {
     }
 }
 
-fn report(runs: &[Run], executor: &dyn Executor, position: usize, read_gb_s: Option<f64>) -> Value {
-    let per_run = |f: &dyn Fn(&Run) -> f64| quantile(runs.iter().map(f).collect(), 0.5);
-    let prompt = (runs[0].kv_hits + runs[0].kv_misses) / 2;
-    let decode_s = per_run(&|r| r.steps.iter().sum::<Duration>().as_secs_f64() / r.steps.len() as f64);
-    let steps: Vec<f64> = runs.iter().flat_map(|r| r.steps.iter().map(|d| ms(*d))).collect();
-    let touched = executor.bytes_per_token(position) as f64;
-    json!({
-        "prefill_tok_s": prompt as f64 / per_run(&|r| r.prefill.as_secs_f64()),
-        "decode_tok_s": 1.0 / decode_s,
-        "ttft_ms": per_run(&|r| ms(r.first_token)),
-        "token_p50_ms": quantile(steps.clone(), 0.5),
-        "token_p95_ms": quantile(steps, 0.95),
-        "mb_per_token": touched / 1e6,
-        "effective_gb_s": touched / decode_s / 1e9,
-        "read_gb_s": read_gb_s,
-        "read_share": read_gb_s.map(|read| touched / decode_s / 1e9 / read),
-        "kv_hits": runs.iter().map(|r| r.kv_hits).sum::<usize>(),
-        "kv_misses": runs.iter().map(|r| r.kv_misses).sum::<usize>(),
-    })
+/// What was measured, and of what.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    figures: Figures,
+    model: String,
+    format: &'static str,
+    isa: Option<&'static str>,
+    device: String,
+    attention: String,
+    threads: Option<usize>,
+    prompt_tokens: usize,
+    decode_tokens: usize,
+    runs: u32,
+    load_ms: f64,
+    build_ms: f64,
+    file_bytes: u64,
+    peak_rss_mb: Option<f64>,
 }
 
-fn print(report: &Value) -> Result<()> {
-    let number = |key: &str| report[key].as_f64().unwrap_or(f64::NAN);
-    let text = |key: &str| report[key].as_str().unwrap_or("-").to_string();
-    say!("{} in {}, on {}", text("model"), text("format"), text("device"));
+/// Medians over the runs.
+#[derive(Serialize)]
+struct Figures {
+    prefill_tok_s: f64,
+    decode_tok_s: f64,
+    ttft_ms: f64,
+    token_p50_ms: f64,
+    token_p95_ms: f64,
+    mb_per_token: f64,
+    effective_gb_s: f64,
+    read_gb_s: Option<f64>,
+    /// Of what the machine reads, the share that decoding read.
+    read_share: Option<f64>,
+    kv_hits: usize,
+    kv_misses: usize,
+}
+
+impl Figures {
+    fn of(runs: &[Run], executor: &dyn Executor, position: usize, read_gb_s: Option<f64>) -> Self {
+        let per_run = |f: &dyn Fn(&Run) -> f64| quantile(runs.iter().map(f).collect(), 0.5);
+        let prompt = (runs[0].kv_hits + runs[0].kv_misses) / 2;
+        let decode_s = per_run(&|r| r.steps.iter().sum::<Duration>().as_secs_f64() / r.steps.len() as f64);
+        let steps: Vec<f64> = runs.iter().flat_map(|r| r.steps.iter().map(|d| ms(*d))).collect();
+        let touched = executor.bytes_per_token(position) as f64;
+        let effective_gb_s = touched / decode_s / 1e9;
+        Self {
+            prefill_tok_s: prompt as f64 / per_run(&|r| r.prefill.as_secs_f64()),
+            decode_tok_s: 1.0 / decode_s,
+            ttft_ms: per_run(&|r| ms(r.first_token)),
+            token_p50_ms: quantile(steps.clone(), 0.5),
+            token_p95_ms: quantile(steps, 0.95),
+            mb_per_token: touched / 1e6,
+            effective_gb_s,
+            read_gb_s,
+            read_share: read_gb_s.map(|read| effective_gb_s / read),
+            kv_hits: runs.iter().map(|r| r.kv_hits).sum(),
+            kv_misses: runs.iter().map(|r| r.kv_misses).sum(),
+        }
+    }
+}
+
+fn print(report: &Report) -> Result<()> {
+    let figures = &report.figures;
+    say!("{} in {}, on {}", report.model, report.format, report.device);
     say!(
         "prefill   {:9.1} tok/s   ({} tokens, first token after {:.0} ms)",
-        number("prefill_tok_s"),
-        report["prompt_tokens"],
-        number("ttft_ms")
+        figures.prefill_tok_s,
+        report.prompt_tokens,
+        figures.ttft_ms
     );
     say!(
         "decode    {:9.1} tok/s   (p50 {:.2} ms, p95 {:.2} ms per token)",
-        number("decode_tok_s"),
-        number("token_p50_ms"),
-        number("token_p95_ms")
+        figures.decode_tok_s,
+        figures.token_p50_ms,
+        figures.token_p95_ms
     );
-    let share = match report["read_gb_s"].as_f64() {
-        Some(reads) => {
-            format!(", {:.0} % of the {reads:.1} GB/s this machine reads", 100.0 * number("read_share"))
+    let share = match (figures.read_gb_s, figures.read_share) {
+        (Some(reads), Some(share)) => {
+            format!(", {:.0} % of the {reads:.1} GB/s this machine reads", 100.0 * share)
         }
-        None => String::new(),
+        _ => String::new(),
     };
     say!(
         "memory    {:9.1} MB read per token = {:.1} GB/s{share}",
-        number("mb_per_token"),
-        number("effective_gb_s")
+        figures.mb_per_token,
+        figures.effective_gb_s
     );
-    say!("peak      {:9.0} MB resident; loaded in {:.0} ms", number("peak_rss_mb"), number("load_ms"));
-    say!("kv cache  {:>9} positions reused, {} computed", report["kv_hits"], report["kv_misses"]);
+    let peak_rss_mb = report.peak_rss_mb.unwrap_or(f64::NAN);
+    say!("peak      {peak_rss_mb:9.0} MB resident; loaded in {:.0} ms", report.load_ms);
+    say!("kv cache  {:>9} positions reused, {} computed", figures.kv_hits, figures.kv_misses);
     Ok(())
 }
 

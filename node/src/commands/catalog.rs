@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use p2p::{Identity, blob::http::document};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{register::register, swarm::consent};
@@ -259,28 +260,33 @@ pub(super) fn run(command: CatalogCommand) -> Result<()> {
     }
 }
 
+/// A catalog in the list.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    author: String,
+    sequence: u64,
+    models: usize,
+    /// Whether it came with this binary.
+    release: bool,
+}
+
 fn list(home: &Path, json: bool) -> Result<()> {
     let shipped = catalog::shipped()?.author;
-    let rows = catalog::sound(home)?.into_iter().map(|signed| {
-        json!({
-            "name": signed.catalog.name, "author": signed.author(), "sequence": signed.catalog.sequence,
-            "models": signed.catalog.models.len(), "release": signed.author == shipped,
-        })
+    let rows = catalog::sound(home)?.into_iter().map(|signed| Row {
+        author: signed.author().to_string(),
+        release: signed.author == shipped,
+        name: signed.catalog.name,
+        sequence: signed.catalog.sequence,
+        models: signed.catalog.models.len(),
     });
-    let rows: Vec<Value> = rows.collect();
+    let rows: Vec<Row> = rows.collect();
     if json {
         return output::json_line(&rows);
     }
-    for row in &rows {
-        let release = if row["release"] == json!(true) { "  (of this release)" } else { "" };
-        let text = |name: &str| row[name].as_str().unwrap_or_default();
-        say!(
-            "{}: {} models, version {}, signed by {}{release}",
-            text("name"),
-            row["models"],
-            row["sequence"],
-            text("author")
-        );
+    for Row { name, author, sequence, models, release } in &rows {
+        let release = if *release { "  (of this release)" } else { "" };
+        say!("{name}: {models} models, version {sequence}, signed by {author}{release}");
     }
     Ok(())
 }

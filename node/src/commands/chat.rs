@@ -12,20 +12,18 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::{
-    obtain, request,
-    run::{may_leave, show_json, show_text, summary_json, summary_text},
+    request,
+    run::{node, obtain_model, question, session, show_json, show_text, summary_json, summary_text},
     swarm::{consent, remote},
     utf8,
 };
 use crate::{
     Error, Result,
-    cli::{ChatArgs, swarm::Via},
-    control,
+    cli::ChatArgs,
     events::{PromptEvent, PromptInput, PromptReport},
     inference::local::prompt::{self, Session},
-    library,
     model::Model,
-    output, rounding,
+    output,
 };
 
 const HELP: &str = "\
@@ -39,9 +37,9 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
     // The editor of lines opens what it needs of the terminal.
     let mut lines = Lines::new()?;
     let model;
-    let answers = match node(&args)? {
+    let answers = match node(&args.answer, args.json)? {
         Some(home) => {
-            consent::before_strangers(&home, args.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
+            consent::before_strangers(&home, args.answer.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
             if lines.interactive() {
                 eprintln!("The running node answers. /help lists the commands.");
             }
@@ -49,18 +47,15 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
         }
         None => {
             output::catch_interrupt()?;
-            let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
-            args.engine.model = obtain::model(&args.engine.model, terms)?;
-            model = Model::load_confined(&args.engine)?;
+            obtain_model(&mut args.answer, args.json)?;
+            model = Model::load_confined(&args.answer.engine)?;
             if lines.interactive() {
                 eprintln!(
                     "{} is ready, {} tokens of context. /help lists the commands.",
                     model.name, model.ctx
                 );
             }
-            let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
-            let rounding = rounding::alone(&args.wire.choice(), end, hidden)?;
-            Answers::Here(&model, Box::new(Session::of(&model, rounding, args.attention)?))
+            Answers::Here(&model, Box::new(session(&model, &args.answer)?))
         }
     };
     output::catch_interrupt()?;
@@ -72,18 +67,6 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
     }
     let unnoticed = chat.failed && !lines.interactive();
     if unnoticed { Err(Error::Failed("not every message was answered".into())) } else { Ok(()) }
-}
-
-/// The home of the node that is to answer; `None` to answer in this process.
-fn node(args: &ChatArgs) -> Result<Option<PathBuf>> {
-    let home = args.home.path();
-    let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
-    let through = match args.via {
-        Via::Local => false,
-        Via::Swarm => true,
-        Via::Auto => runs() && may_leave(&args.route, args.json, &home),
-    };
-    if through { home.map(Some) } else { Ok(None) }
 }
 
 /// Who answers.
@@ -109,11 +92,7 @@ impl Asker {
     /// The node's answer to the conversation, shown as it comes.
     fn answer(&self, args: &ChatArgs, messages: &[Value]) -> Result<PromptReport> {
         let prompt = PromptInput::Messages(json!(messages));
-        let (form, home) = ((args.wire.choice(), args.attention), args.via == Via::Auto);
-        let mut ask = remote::question(prompt, &args.route, form, &args.sampling, home)?;
-        if args.engine.model != library::DEFAULT_MODEL {
-            ask.model.clone_from(&args.engine.model);
-        }
+        let ask = question(prompt, &args.answer)?;
         self.runtime.block_on(remote::generate(&self.home, ask, &mut |event| match event {
             _ if args.json => output::json_line(event),
             PromptEvent::Token(token) => output::text(&token.text),
@@ -226,7 +205,7 @@ fn here(
     messages: &[Value],
 ) -> Result<(String, String)> {
     let ids = prompt::encode_chat(model, &json!(messages))?;
-    let request = request(ids, &args.sampling)?;
+    let request = request(ids, &args.answer.sampling)?;
     let mut failure = None;
     let summary = prompt::generate(model, session, &request, &mut |event| {
         let shown = if args.json { show_json(model, &event) } else { show_text(&event) };

@@ -37,7 +37,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
     let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
-    let change = Change { rounding: &rounding, attention: args.attention };
+    let change = Change { rounding: &rounding, attention: args.attention.kind };
     let mut scorer = Scorer::new(&*model.executor, change, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     let bar = output::progress(ids.len() as u64, "reading", false);
     let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
@@ -47,13 +47,13 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         "model": model.name,
         "wire": args.wire.form.wire,
         "cuts": rounding.boundaries,
-        "attention": args.attention.to_string(),
+        "attention": args.attention.kind.to_string(),
         "tokens": ids.len(),
         "predicted": score.predicted,
         "perplexity": score.perplexity(),
     });
     // What rounding alone changes has a name of its own.
-    let changed = if args.attention.is_dense() { "perplexity_rounded" } else { "perplexity_changed" };
+    let changed = if args.attention.kind.is_dense() { "perplexity_rounded" } else { "perplexity_changed" };
     if let Some(rounded) = score.changed {
         line[changed] = json!((rounded.nats / predicted).exp());
         line["mean_kl_nats"] = json!(rounded.divergence_nats / predicted);
@@ -79,7 +79,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         say!(
             "rounded before layers {:?}, attention {}: perplexity {:.4}",
             rounding.boundaries,
-            args.attention,
+            args.attention.kind,
             (rounded.nats / predicted).exp()
         );
         say!(
@@ -136,7 +136,7 @@ fn logits(args: EvalArgs) -> Result<()> {
     let mut chain =
         chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     chain.round(rounding);
-    chain.attend(args.attention)?;
+    chain.attend(args.attention.kind)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {
         return Err(Error::usage(format!("there is no token {id}; the vocabulary has {}", chain.vocab())));

@@ -32,7 +32,7 @@ use std::{
 
 use crate::{
     Error, Result,
-    cli::{Cli, Command, PrivacyCommand, SamplingArgs},
+    cli::{ChatArgs, Cli, Command, PrivacyCommand, SamplingArgs},
     inference::local::prompt::Request,
 };
 use shard::sample::SamplingParams;
@@ -41,7 +41,7 @@ use shard::sample::SamplingParams;
 pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(mut args) => match run::begins_a_conversation(&mut args)? {
-            true => chat::run(args.into()),
+            true => chat::run(ChatArgs { system: args.system, answer: args.answer, json: args.json }),
             false => run::run(args),
         },
         Command::Demo(args) => swarm::demo(args),

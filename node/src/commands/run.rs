@@ -3,7 +3,7 @@
 use std::{
     io::{self, IsTerminal},
     ops::ControlFlow,
-    path::Path,
+    path::{Path, PathBuf},
     time::Instant,
 };
 
@@ -17,11 +17,11 @@ use super::{
 use crate::{
     Error, Result,
     cli::{
-        RunArgs,
+        AnswerArgs, RunArgs,
         swarm::{RouteArgs, Via},
     },
     control,
-    events::{PromptEvent, PromptInput},
+    events::{PromptEvent, PromptInput, PromptRequest},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
     library,
     model::Model,
@@ -31,32 +31,26 @@ use crate::{
 
 pub(super) fn run(mut args: RunArgs) -> Result<()> {
     let prompt = prompt_text(args.prompt.clone())?;
-    let home = args.home.path();
-    let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
     if !args.json
-        && let Ok(home) = &home
+        && let Ok(home) = args.answer.home.path()
     {
-        remote::mention_unfinished(home);
+        remote::mention_unfinished(&home);
     }
-    let leaves = || running && may_leave(&args.route, args.json, &home);
-    if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
-        return through_the_swarm(&args, &prompt, &home?);
+    if let Some(home) = node(&args.answer, args.json)? {
+        return through_the_swarm(&args, &prompt, &home);
     }
     output::catch_interrupt()?;
-    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
-    args.engine.model = obtain::model(&args.engine.model, terms)?;
+    obtain_model(&mut args.answer, args.json)?;
     let started = Instant::now();
-    let model = Model::load_confined(&args.engine)?;
+    let model = Model::load_confined(&args.answer.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
-    let blueprint = model.executor.blueprint();
-    let rounding = rounding::alone(&args.wire.choice(), model.executor.range().end(), blueprint.hidden)?;
+    let mut session = session(&model, &args.answer)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
         prompt::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
-    let request = request(ids, &args.sampling)?;
-    let mut session = Session::of(&model, rounding, args.attention)?;
+    let request = request(ids, &args.answer.sampling)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
     let summary = prompt::generate(&model, &mut session, &request, &mut |event| {
@@ -79,7 +73,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
     if args.json {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
-        line["attention"] = json!(args.attention.to_string());
+        line["attention"] = json!(args.answer.attention.kind.to_string());
         line["load_ms"] = json!(load_ms);
         output::json_line(&line)?;
         return ended(summary.finish);
@@ -89,6 +83,41 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
         eprintln!("\n{}", summary_text(&summary));
     }
     ended(summary.finish)
+}
+
+/// The home of the node that is to answer; `None` to answer in this process.
+pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
+    let home = args.home.path();
+    let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
+    let through = match args.via {
+        Via::Local => false,
+        Via::Swarm => true,
+        Via::Auto => runs() && may_leave(&args.route, json, &home),
+    };
+    if through { home.map(Some) } else { Ok(None) }
+}
+
+/// Fetches the model if it is not here, and names its file.
+pub(super) fn obtain_model(args: &mut AnswerArgs, json: bool) -> Result<()> {
+    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json };
+    args.engine.model = obtain::model(&args.engine.model, terms)?;
+    Ok(())
+}
+
+/// A session of this process that rounds and sees what the flags say.
+pub(super) fn session(model: &Model, args: &AnswerArgs) -> Result<Session> {
+    let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
+    Session::of(model, rounding::alone(&args.wire.choice(), end, hidden)?, args.attention.kind)
+}
+
+/// The prompt as the node is asked it.
+pub(super) fn question(prompt: PromptInput, args: &AnswerArgs) -> Result<PromptRequest> {
+    let form = (args.wire.choice(), args.attention.kind);
+    let mut ask = remote::question(prompt, &args.route, form, &args.sampling, args.via == Via::Auto)?;
+    if args.engine.model != library::DEFAULT_MODEL {
+        ask.model.clone_from(&args.engine.model);
+    }
+    Ok(ask)
 }
 
 /// Whether a model is named and no prompt where a person can type: then they talk. The model is taken for `--model`.
@@ -104,7 +133,7 @@ pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
 
 /// Takes a model that stands before the prompt, or instead of it, for `--model`; whether there was one.
 fn name_the_model(args: &mut RunArgs) -> Result<bool> {
-    let unnamed = args.engine.model == library::DEFAULT_MODEL;
+    let unnamed = args.answer.engine.model == library::DEFAULT_MODEL;
     let Some(first) = args.prompt.clone() else { return Ok(false) };
     if args.second.is_none() && !(unnamed && obtain::is_name(&first)?) {
         return Ok(false);
@@ -112,7 +141,7 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
     if !unnamed {
         return Err(Error::usage(format!(
             "two models: \"{first}\" and --model {}; quote the prompt if it has several words",
-            args.engine.model
+            args.answer.engine.model
         )));
     }
     if args.second.is_some() && !obtain::is_name(&first)? && !library::looks_like_a_path(&first) {
@@ -120,13 +149,13 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
             "\"{first}\" is no model: quote the prompt if it has several words; `shoal model search` lists models"
         )));
     }
-    args.engine.model = first;
+    args.answer.engine.model = first;
     args.prompt = args.second.take();
     Ok(true)
 }
 
 /// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.
-pub(super) fn may_leave(route: &RouteArgs, json: bool, home: &Result<std::path::PathBuf>) -> bool {
+fn may_leave(route: &RouteArgs, json: bool, home: &Result<PathBuf>) -> bool {
     let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
     let stays = route.mode.is_none() && !agreed && !consent::can_ask(json);
     if stays {
@@ -143,11 +172,7 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         true => PromptInput::Text(prompt.to_owned()),
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
-    let form = (args.wire.choice(), args.attention);
-    let mut ask = remote::question(prompt, &args.route, form, &args.sampling, args.via == Via::Auto)?;
-    if args.engine.model != library::DEFAULT_MODEL {
-        ask.model.clone_from(&args.engine.model);
-    }
+    let ask = question(prompt, &args.answer)?;
     consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

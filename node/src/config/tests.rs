@@ -28,11 +28,11 @@ fn the_file_is_the_default_and_a_flag_wins() {
     let file =
         "[join]\nmemory = 777\npeer = [\"/ip4/192.0.2.1/tcp/1\", \"/ip4/192.0.2.2/tcp/1\"]\nloopback = true";
     let said = join(file, "shoal join");
-    assert_eq!((said.memory, said.peer.len(), said.loopback), (777, 2, true));
+    assert_eq!((said.hold.memory, said.reach.peer.len(), said.reach.loopback), (777, 2, true));
     let said = join(file, "shoal join --memory 5 --peer /ip4/192.0.2.3/tcp/1");
-    assert_eq!((said.memory, said.peer.len()), (5, 1));
-    assert_eq!(join("", "shoal join").memory, 512);
-    assert_eq!(join("[serve]\nanswers = 3", "shoal join").memory, 512);
+    assert_eq!((said.hold.memory, said.reach.peer.len()), (5, 1));
+    assert_eq!(join("", "shoal join").hold.memory, 512);
+    assert_eq!(join("[serve]\nanswers = 3", "shoal join").hold.memory, 512);
 }
 
 #[test]
@@ -48,11 +48,11 @@ fn a_key_outside_of_tables_holds_wherever_the_flag_is() {
 #[test]
 fn a_flag_that_excludes_a_setting_overrides_it() {
     let said = join("[join]\nask_only = true", "shoal join --layers 2..4");
-    assert!(!said.ask_only && said.layers.is_some());
+    assert!(!said.hold.ask_only && said.hold.layers.is_some());
     let said = join("[join]\nmax_layers = 2", "shoal join --ask-only");
-    assert!(said.ask_only && said.max_layers.is_none());
+    assert!(said.hold.ask_only && said.hold.max_layers.is_none());
     let said = join("[join]\nmax_layers = 2\nask_only = false", "shoal join");
-    assert!(!said.ask_only && said.max_layers == Some(2));
+    assert!(!said.hold.ask_only && said.hold.max_layers == Some(2));
 }
 
 #[test]

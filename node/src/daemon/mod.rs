@@ -316,6 +316,7 @@ impl Daemon {
         let now = self.node.now();
         if !self.prompts.was_calm(over.session) {
             over.measured = Default::default();
+            over.came_true = Default::default();
         }
         for (node, weight, ms) in &over.measured.visits {
             self.view.swarm.observe_visit(*node, over.model, now, *weight, *ms);
@@ -325,6 +326,9 @@ impl Daemon {
             measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
             measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
             measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
+            for (forecast, (predicted, seen)) in held.came_true.iter_mut().zip(over.came_true) {
+                forecast.add(predicted, seen);
+            }
         }
         let costs = self.serving.models.costs(over.model);
         let scores =
@@ -360,10 +364,10 @@ impl Daemon {
         let stranger = self.view.swarm.introduce(self.node.me, u64::from_le_bytes(chance));
         let contact = stranger.map(|node| self.view.contact(node));
         let Some(contact) = contact.filter(|contact| !contact.addresses.is_empty()) else { return };
-        let (network, lessons) = (self.node.network.clone(), self.view.feedback.clone());
+        let (network, feedback) = (self.node.network.clone(), self.view.feedback.clone());
         tokio::spawn(async move {
             if network.connect(&contact).await.is_err() {
-                lessons.silent(contact.node);
+                feedback.silent(contact.node);
             }
         });
     }
@@ -386,7 +390,7 @@ impl Daemon {
                 Arrived::Nothing => {}
                 Arrived::Told(line) => drop(self.notices.try_send(Notice::Fetching(line))),
                 Arrived::Serving { name, whole } => {
-                    self.announcing.holds_anew(&mut self.serving, &mut self.view).await;
+                    self.announcing.holds_otherwise(&mut self.serving, &mut self.view).await;
                     let status = Box::new(self.status().await);
                     let _ = self.notices.try_send(Notice::Serving { status, arrived: name, whole });
                 }

@@ -55,8 +55,10 @@ impl Checks {
         // Who runs or follows something in this session would lose that lease to another.
         let mut busy: BTreeSet<NodeId> = state.machine.segments().map(|segment| segment.node).collect();
         busy.extend(state.followers.nodes());
-        busy.extend(self.denied.iter().chain(&plan.approx).chain([&me]));
-        let Some(witness) = unrelated(&plan.witnesses, layers, &parties, &busy) else { return false };
+        busy.extend(self.denied.iter().chain(&plan.checking.approx).chain([&me]));
+        let Some(witness) = unrelated(&plan.checking.witnesses, layers, &parties, &busy) else {
+            return false;
+        };
         let there = witness.contact.clone();
         let (node, epoch) = (there.node, state.machine.epoch());
         let exact = window.1 - window.0 <= EXACT;
@@ -67,8 +69,8 @@ impl Checks {
             layers,
             positions: plan.prompt.len() as u32 + plan.max_tokens.saturating_sub(1),
             at: 0,
-            rounding: state.plan.rounding.clone(),
-            attention: state.plan.attention,
+            rounding: state.plan.form.rounding.clone(),
+            attention: state.plan.form.attention,
             next: None,
             previous: None,
             log: true,
@@ -77,7 +79,7 @@ impl Checks {
             beginnings: Vec::new(),
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
-        state.plan.contacts.push(there.clone());
+        state.plan.route.contacts.push(there.clone());
         self.book(state, layers).third = Some(Third { node, window, exact, asked: Instant::now() });
         let (network, orders) = (state.means.network.clone(), state.orders.clone());
         tokio::spawn(async move {
@@ -142,7 +144,7 @@ impl Checks {
             self.books.iter().filter_map(|book| Some((book.layers(), book.third?))).collect();
         for (layers, third) in asked {
             let author = state.logs.author(layers.end(), third.window.0);
-            let witnesses = &state.plan.witnesses;
+            let witnesses = &state.plan.checking.witnesses;
             let book = self.books.iter().find(|book| book.layers() == layers);
             let ruling = book
                 .zip(author)
@@ -159,11 +161,11 @@ impl Checks {
                 Some(Ruling::Upheld(upto)) => {
                     book.open = false;
                     let wrong = book.upheld(upto, third.node);
-                    state.report.thirds += 1;
+                    state.report.findings.thirds += 1;
                     events.extend(self.refute(state, layers, wrong));
                 }
                 Some(Ruling::Wrong { at, exact }) => {
-                    state.report.thirds += 1;
+                    state.report.findings.thirds += 1;
                     events.extend(self.convict(state, layers, at, (!exact).then_some(third.window.1)));
                 }
                 Some(Ruling::Open) | None => {}

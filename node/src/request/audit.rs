@@ -39,7 +39,7 @@ enum Look {
 
 /// Whether a segment is among the share of what its node does that is audited.
 fn drawn(state: &RequestState, segment: Segment) -> bool {
-    let share = state.plan.shares.get(&segment.node).copied().unwrap_or(1.0);
+    let share = state.plan.checking.shares.get(&segment.node).copied().unwrap_or(1.0);
     let mut draw = [0; 4];
     let drawn =
         getrandom::fill(&mut draw).is_err() || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
@@ -52,7 +52,10 @@ impl Checks {
     pub(super) async fn look_again(&mut self, state: &mut RequestState) {
         let strangers = state.strangers();
         let mut wanted: Vec<(Segment, bool)> = Vec::new();
-        if state.plan.verify != Verify::Off && state.means.auditor.is_some() && state.report.computed() {
+        if state.plan.checking.verify != Verify::Off
+            && state.means.auditor.is_some()
+            && state.report.computed()
+        {
             wanted.extend(strangers.iter().map(|segment| (*segment, drawn(state, *segment))));
         }
         let looks: Vec<Look> =
@@ -107,7 +110,7 @@ impl Checks {
         let (Some(auditor), Some((case, said))) = (state.means.auditor.clone(), state.case(layers)) else {
             return;
         };
-        if state.plan.approx.contains(&segment.node) {
+        if state.plan.checking.approx.contains(&segment.node) {
             if let Ok(Some(own)) = tokio::time::timeout(patience, auditor.outputs(&case)).await {
                 self.look_near(state, segment, &case, &own, &said);
             }
@@ -150,7 +153,7 @@ impl Checks {
         tracing::debug!(%node, %layers, rows, ?verdict, "computed again, within a tolerance");
         match verdict {
             Verdict::Near { median } => {
-                state.report.near.push((layers, rows, median));
+                state.report.findings.near.push((layers, rows, median));
                 self.outcomes.push((node, Outcome::Verified { tokens: u64::from(rows) }));
             }
             Verdict::Unclear { .. } => {}
@@ -163,7 +166,7 @@ impl Checks {
                     .all(|row| state.logs.author(layers.start(), row).is_none_or(|author| author == me))
                 {
                     self.outcomes.push((node, Outcome::Mismatch));
-                    state.report.convicted.push(node);
+                    state.report.findings.convicted.push(node);
                 }
                 self.forget(state, node, layers, row, None);
             }
@@ -173,7 +176,7 @@ impl Checks {
     /// What is to be said of the answer.
     fn tally(&mut self, state: &mut RequestState, strangers: &[Segment]) {
         let (mut checked, mut all) = (0.0, 0.0);
-        state.report.checks = strangers
+        state.report.findings.checks = strangers
             .iter()
             .map(|segment| {
                 let rows = state.logs.settled(segment.layers.end());
@@ -184,7 +187,7 @@ impl Checks {
                 (segment.layers, book.map_or_else(Vec::new, |book| book.by.iter().copied().collect()), done)
             })
             .collect();
-        state.report.verified = if all > 0.0 { checked / all } else { 1.0 };
+        state.report.findings.verified = if all > 0.0 { checked / all } else { 1.0 };
     }
 
     /// What is to be remembered of everybody, and said of the answer.
@@ -195,9 +198,9 @@ impl Checks {
         self.tally(state, strangers);
         let judged: BTreeSet<NodeId> = self.outcomes.iter().map(|(node, _)| *node).collect();
         // A node that says that it is full does no wrong.
-        let stalled = state.report.faults.iter().map(|(node, _)| *node);
+        let stalled = state.report.disturbances.faults.iter().map(|(node, _)| *node);
         let stalled: BTreeSet<NodeId> =
-            stalled.filter(|node| !state.report.refusals.contains(node)).collect();
+            stalled.filter(|node| !state.report.disturbances.refusals.contains(node)).collect();
         let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();
         met.extend(self.books.iter().flat_map(|book| book.words.keys()));
         met.extend(&stalled);
@@ -211,6 +214,6 @@ impl Checks {
             };
             self.outcomes.push((*node, outcome));
         }
-        state.report.outcomes = std::mem::take(&mut self.outcomes);
+        state.report.findings.outcomes = std::mem::take(&mut self.outcomes);
     }
 }

@@ -111,7 +111,7 @@ impl RequestDriver {
             return;
         }
         *under_way += 1;
-        let patience = Duration::from_millis(DOUBT_MS + self.state.plan.rtt_p99_ms as u64);
+        let patience = Duration::from_millis(DOUBT_MS + self.state.plan.route.rtt_p99_ms as u64);
         tokio::spawn(async move {
             let answered = network.ping(&there, None, patience).await;
             if answered == Some(false) {
@@ -126,8 +126,8 @@ impl RequestDriver {
         let question = Reroute {
             session: self.state.plan.session,
             model: self.state.plan.model,
-            policy: self.state.plan.policy.clone(),
-            shape: self.state.plan.shape,
+            policy: self.state.plan.route.policy.clone(),
+            shape: self.state.plan.route.shape,
             deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),
             shadow: self.state.plan.shadow,
             answer,

@@ -44,7 +44,7 @@ impl RequestDriver {
         if stage == 0 {
             self.state.timing.begin_step();
             let opened_ms = self.state.timing.elapsed_ms();
-            self.state.report.opened_ms.get_or_insert(opened_ms);
+            self.state.report.times.opened_ms.get_or_insert(opened_ms);
         }
         if node != segment.node {
             if self.state.followers.fed(node, segment.layers.start()).is_none() {
@@ -146,7 +146,7 @@ impl RequestDriver {
             // It computes; whom it cannot reach is likelier to be gone than it is to lie.
             Kind::Unreachable => match self.state.segment(stage + 1) {
                 Some(next) if next.node != self.state.means.me => {
-                    self.state.means.lessons.apart(from, next.node);
+                    self.state.means.feedback.apart(from, next.node);
                     self.state.failed(next.node, Failure::Closed)
                 }
                 _ => Vec::new(),
@@ -182,19 +182,19 @@ impl RequestDriver {
             return contradicted;
         }
         if let Some(position) = differs
-            && !self.state.plan.approx.contains(&node)
+            && !self.state.plan.checking.approx.contains(&node)
             && self
                 .state
                 .logs
                 .author(layer, from)
-                .is_none_or(|author| !self.state.plan.approx.contains(&author))
+                .is_none_or(|author| !self.state.plan.checking.approx.contains(&author))
         {
             // The same inputs gave other bits. The first answer stands: it was used. Of a draft it counts once that is confirmed.
             if let Some(segment) = self.state.segment(stage) {
                 if self.state.logs.is_tentative(position) {
                     self.state.drafts.rivaled(segment.layers, node, position);
                 } else {
-                    self.state.report.evidence += 1;
+                    self.state.report.findings.evidence += 1;
                     tracing::warn!(stage, layer, position, "two answers for one position differ");
                     self.checks.rivaled(&self.state, segment.layers, node);
                 }
@@ -215,7 +215,8 @@ impl RequestDriver {
         let first = self.state.logs.reached(layer) > before;
         let late =
             self.state.segment(stage).map(|segment| segment.node).filter(|late| first && *late != node);
-        if let Some(late) = late.filter(|late| self.state.report.hedged.iter().all(|(node, _)| node != late))
+        if let Some(late) =
+            late.filter(|late| self.state.report.disturbances.hedged.iter().all(|(node, _)| node != late))
         {
             self.state.timing.hedged(late);
         }
@@ -282,11 +283,12 @@ impl RequestDriver {
         let ids: Vec<u32> = sampled.iter().map(|token| token.id).collect();
         let count = ids.len() as u32;
         let certain = last.forced.0.clone();
-        self.state.report.met = last.met.clone();
+        self.state.report.said.met = last.met.clone();
         // The tokens known until now end the prompt, or a step.
-        let ms = (!self.state.report.ids.is_empty()).then(|| self.state.timing.step_ms());
+        let ms = (!self.state.report.said.ids.is_empty()).then(|| self.state.timing.step_ms());
         if let Some(ms) = ms.filter(|_| drafted == 0) {
-            self.state.report.plain = (self.state.report.plain.0 + 1, self.state.report.plain.1 + ms);
+            self.state.report.times.plain =
+                (self.state.report.times.plain.0 + 1, self.state.report.times.plain.1 + ms);
         }
         self.settle_draft(Drawn { confirmed: to, drafted, right: count - 1, stop, ms });
         let said = sampled.into_iter().map(|token| {
@@ -294,7 +296,7 @@ impl RequestDriver {
             (Progress::Token { position, id, text, bytes, logprob, top, prompt }, ends_turn)
         });
         self.state.delivery.drawn(said);
-        let ends = stop || self.state.report.ids.len() as u32 + count >= self.state.plan.max_tokens;
+        let ends = stop || self.state.report.said.ids.len() as u32 + count >= self.state.plan.max_tokens;
         let context: Vec<u32> = self.state.tokens.iter().chain(&ids).copied().collect();
         let draft = if ends { 0 } else { self.state.drafts.propose(&context, &certain) };
         let tokens = Event::Tokens { epoch, attempt, position, tokens: ids, stop, draft };
@@ -309,7 +311,7 @@ impl RequestDriver {
         }
         self.state.logs.set_tentative(None);
         for (layers, node) in rivals {
-            self.state.report.evidence += 1;
+            self.state.report.findings.evidence += 1;
             tracing::warn!(%layers, %node, "two answers for one position differ");
             self.checks.rivaled(&self.state, layers, node);
         }

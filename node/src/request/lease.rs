@@ -95,8 +95,8 @@ impl Leases {
             layers: segment.layers,
             positions,
             at,
-            rounding: state.plan.rounding.clone(),
-            attention: state.plan.attention,
+            rounding: state.plan.form.rounding.clone(),
+            attention: state.plan.form.attention,
             next: next.map(|next| state.plan.contact(next)),
             previous: before.filter(|before| *before != state.means.me && *before != node),
             log: true,
@@ -109,12 +109,12 @@ impl Leases {
             beginnings,
         };
         let (network, there) = (state.means.network.clone(), state.plan.contact(node));
-        let (me, lessons, model) = (state.means.me, state.means.lessons.clone(), state.plan.model);
+        let (me, feedback, model) = (state.means.me, state.means.feedback.clone(), state.plan.model);
         tokio::spawn(async move {
             let asked = async {
                 if network.connect(&there).await.is_err() {
-                    lessons.apart(me, node);
-                    lessons.silent(node);
+                    feedback.apart(me, node);
+                    feedback.silent(node);
                     return Err(HopError::Closed);
                 }
                 let patience = Duration::from_millis(LEASE_MS);
@@ -139,15 +139,15 @@ impl Leases {
                     tracing::info!(%node, ?reason, text, "lease refused");
                     // What this session asks for says nothing of the node's room for others.
                     if reason != Refusal::Malformed {
-                        lessons.refused(node, model, reason, &held);
+                        feedback.refused(node, model, reason, &held);
                     }
                     Err(Failure::Refused)
                 }
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),
                 Err(HopError::Refused(_)) => Err(Failure::Refused),
                 Err(HopError::Timeout) => {
-                    lessons.silent(node);
-                    lessons.refused(node, model, Refusal::Busy, &[]);
+                    feedback.silent(node);
+                    feedback.refused(node, model, Refusal::Busy, &[]);
                     Err(Failure::Late)
                 }
                 Err(HopError::Closed) => Err(Failure::Closed),
@@ -172,7 +172,8 @@ impl Leases {
             if self.loads.len() >= strangers {
                 self.looking = None;
                 let plan = &state.plan;
-                let verdict = state.means.lessons.heard(plan.looks, &self.loads, &plan.announced);
+                let verdict =
+                    state.means.feedback.heard(plan.route.looks, &self.loads, &plan.route.announced);
                 if verdict == Verdict::Again {
                     self.again = true;
                     return vec![Event::Cancel];
@@ -198,7 +199,7 @@ impl Leases {
         let follows = state.followers.contains(node);
         let confirmed = (state.tokens.len() as u32).saturating_sub(1);
         let mut upto = if state.drafts.used() && !follows { confirmed } else { 0 };
-        if state.plan.verify != Verify::Off {
+        if state.plan.checking.verify != Verify::Off {
             for stage in state.followers.stages_of(node) {
                 state.feed_rest(stage);
                 let start = state.segment(stage).map_or(0, |segment| segment.layers.start());
@@ -208,7 +209,7 @@ impl Leases {
         self.unsettled.insert(node);
         let (network, session, orders) =
             (state.means.network.clone(), state.plan.session, state.orders.clone());
-        let (lessons, worked) = (state.means.lessons.clone(), state.report.opened_ms.is_some());
+        let (feedback, worked) = (state.means.feedback.clone(), state.report.times.opened_ms.is_some());
         let (held, there) = (self.seats.remove(&node), state.plan.contact(node));
         tokio::spawn(async move {
             let patience = Duration::from_millis(LEASE_MS);
@@ -226,7 +227,7 @@ impl Leases {
                 // One that does not understand has nothing to give back.
                 if let Ok(_) | Err(HopError::Corrupt) = network.ask(node, &release, patience).await {
                     if held {
-                        lessons.freed(node);
+                        feedback.freed(node);
                     }
                     break;
                 }

@@ -59,7 +59,7 @@ use self::{
 };
 pub use self::{
     draft::{DraftTerms, Tally},
-    plan::{Means, Plan, Progress, Report, Reroute},
+    plan::{Checking, Findings, Means, Plan, PlannedRoute, Progress, Report, Reroute, RowForm, Times},
     recall::{Recalled, Recollections},
     witness::{MAX_WITNESSES, Witness},
 };
@@ -97,15 +97,15 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         Millis(0),
         prompt,
         plan.max_tokens,
-        &plan.pipeline,
-        &plan.standbys,
-        plan.rtt_p99_ms,
+        &plan.route.pipeline,
+        &plan.route.standbys,
+        plan.route.rtt_p99_ms,
     );
     let first_epoch = machine.epoch();
     let drafts = Drafts::new(session, &plan.draft);
-    let report = Report::new(plan.pipeline.segments().to_vec());
+    let report = Report::new(plan.route.pipeline.segments().to_vec());
     let mut recalled = std::mem::take(&mut plan.recalled);
-    let logs = recalled.take_logs(&plan.rounding, plan.hidden);
+    let logs = recalled.take_logs(&plan.form.rounding, plan.form.hidden);
     let mut driver = RequestDriver {
         state: RequestState {
             tokens: plan.prompt.clone(),
@@ -216,7 +216,7 @@ impl RequestDriver {
                     self.find_route(deny);
                 }
                 Action::Close { node, epoch } => self.close(node, epoch),
-                Action::Evidence { .. } => self.state.report.evidence += 1,
+                Action::Evidence { .. } => self.state.report.findings.evidence += 1,
                 Action::Done(end) => {
                     self.state.report.end = end;
                     return true;
@@ -227,7 +227,7 @@ impl RequestDriver {
     }
 
     async fn emit(&mut self, position: u32, token: u32) {
-        if self.state.report.ids.is_empty() {
+        if self.state.report.said.ids.is_empty() {
             self.state.report.cached =
                 self.state.recalled.cached().min(self.state.plan.conduct.prompt_tokens);
         }
@@ -236,15 +236,15 @@ impl RequestDriver {
         let Some((said, ends_turn)) = self.state.delivery.emitted() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
         if ends_turn {
-            self.state.report.ended_turn = true;
+            self.state.report.said.ended_turn = true;
             // The token that ends the turn is not part of the answer; text held back before it may be.
             if let Progress::Token { text, prompt, .. } = said {
-                self.state.report.rest.push_str(&text);
-                self.state.report.prompt = prompt;
+                self.state.report.said.rest.push_str(&text);
+                self.state.report.said.prompt = prompt;
             }
             return;
         }
-        self.state.report.ids.push(token);
+        self.state.report.said.ids.push(token);
         if self.state.strict() {
             self.state.delivery.say_checked(said);
             self.checks.check(&mut self.state);
@@ -263,7 +263,7 @@ impl RequestDriver {
                 let _ = self.state.orders.try_send(Order::Cancel);
             }
         }
-        if self.state.report.ids.len().is_multiple_of(PACE_TOKENS) {
+        if self.state.report.said.ids.len().is_multiple_of(PACE_TOKENS) {
             // Old news is no news: a caller that is behind does without.
             let _ = self.state.means.progress.try_send(Progress::Pace {
                 stage_ms: self.state.timing.mean_stage_ms(self.state.machine.segments()),
@@ -277,11 +277,11 @@ impl RequestDriver {
         self.state.drafts.remember(&self.state.tokens);
         self.state.report.drafts = self.state.drafts.tally().clone();
         let worker = self.state.means.worker.get();
-        self.state.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
+        self.state.report.said.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.state.remember();
         worker.close_but(session, keep);
         self.state.report.segments = self.state.machine.segments().collect();
-        self.state.report.stage_ms = self.state.timing.mean_stage_ms(self.state.machine.segments());
+        self.state.report.times.stage_ms = self.state.timing.mean_stage_ms(self.state.machine.segments());
     }
 
     async fn done(&mut self) {

@@ -65,8 +65,8 @@ impl OwnStages {
             layers,
             positions,
             at,
-            rounding: state.plan.rounding.clone(),
-            attention: state.plan.attention,
+            rounding: state.plan.form.rounding.clone(),
+            attention: state.plan.form.attention,
             kept: state.recalled.homes(),
             conduct: last.then(|| Conduct { history, ..state.plan.conduct.clone() }),
         };

@@ -35,20 +35,42 @@ use crate::{
 pub struct Plan {
     /// Its name.
     pub session: SessionId,
+    /// Which model.
+    pub model: scheduler::ModelId,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
     /// Most tokens to generate.
     pub max_tokens: u32,
     /// How tokens are chosen, and what was said already.
     pub conduct: Conduct,
+    /// In which form rows travel, and what they see.
+    pub form: RowForm,
+    /// Who runs what, and what that was chosen by.
+    pub route: PlannedRoute,
+    /// How strangers are checked.
+    pub checking: Checking,
+    /// What those do who stand by.
+    pub shadow: Shadow,
+    /// What drafts its tokens.
+    pub draft: DraftTerms,
+    /// What its layers cost, where that is known.
+    pub costs: Option<LayerCosts>,
+    /// What of the prompt was computed before.
+    pub recalled: Recalled,
+}
+
+/// The rows of a prompt, as every stage of it handles them.
+pub struct RowForm {
     /// How activations travel, and where they are rounded.
     pub rounding: Rounding,
     /// Which earlier positions its rows see.
     pub attention: AttentionKind,
     /// Width of an activation.
     pub hidden: usize,
-    /// Which model.
-    pub model: scheduler::ModelId,
+}
+
+/// A route as the daemon found it, and what the next one is found by.
+pub struct PlannedRoute {
     /// Who runs what.
     pub pipeline: Pipeline,
     /// Who stands by.
@@ -65,22 +87,18 @@ pub struct Plan {
     pub looks: u32,
     /// Sessions that the nodes of the pipeline announced.
     pub announced: BTreeMap<NodeId, u32>,
-    /// How strangers are checked.
+}
+
+/// How the work of strangers is checked.
+pub struct Checking {
+    /// How much of it, and when.
     pub verify: Verify,
-    /// What those do who stand by.
-    pub shadow: Shadow,
     /// Share of the requests of a node to check; of one that is not in it, all.
     pub shares: BTreeMap<NodeId, f64>,
     /// Nodes whose results are not bit for bit those of profile `d1`.
     pub approx: BTreeSet<NodeId>,
-    /// What drafts its tokens.
-    pub draft: DraftTerms,
-    /// What its layers cost, where that is known.
-    pub costs: Option<LayerCosts>,
     /// Who could be asked where two disagree.
     pub witnesses: Vec<Witness>,
-    /// What of the prompt was computed before.
-    pub recalled: Recalled,
 }
 
 impl Plan {
@@ -95,14 +113,14 @@ impl Plan {
     }
 
     pub(super) fn contact(&self, node: NodeId) -> Contact {
-        let known = self.contacts.iter().find(|contact| contact.node == node);
+        let known = self.route.contacts.iter().find(|contact| contact.node == node);
         known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
     }
 
     /// Notes where nodes are now: one that was started again listens elsewhere.
     pub(super) fn meet(&mut self, contacts: Vec<Contact>) {
-        self.contacts.retain(|old| contacts.iter().all(|new| new.node != old.node));
-        self.contacts.extend(contacts);
+        self.route.contacts.retain(|old| contacts.iter().all(|new| new.node != old.node));
+        self.route.contacts.extend(contacts);
     }
 }
 
@@ -161,6 +179,31 @@ pub enum Progress {
 pub struct Report {
     /// How it ended.
     pub end: End,
+    /// Who ran what at the end.
+    pub segments: Vec<Segment>,
+    /// What was generated, and what is left to say of it.
+    pub said: Said,
+    /// How long it took.
+    pub times: Times,
+    /// What went wrong on the way and was survived.
+    pub disturbances: Disturbances,
+    /// What came of checking others.
+    pub findings: Findings,
+    /// Positions of the prompt that no stage computed for it.
+    pub cached: u32,
+    /// Bytes of activations sent and received.
+    pub wire_bytes: (u64, u64),
+    /// What came of drafts.
+    pub drafts: Tally,
+    /// Tokens the caller has.
+    pub read: u32,
+}
+
+/// The text of an answer, as far as a report tells it.
+#[derive(Clone, Default)]
+pub struct Said {
+    /// Ids generated.
+    pub ids: Vec<u32>,
     /// Text that was held back and turned out to belong to the answer.
     pub rest: String,
     /// The tokens of a prompt that are to be told and were not, since the model said nothing.
@@ -169,20 +212,26 @@ pub struct Report {
     pub met: Option<String>,
     /// Whether the model ended its turn: by a token that is not among `ids`.
     pub ended_turn: bool,
-    /// Ids generated.
-    pub ids: Vec<u32>,
-    /// Who ran what at the end.
-    pub segments: Vec<Segment>,
-    /// Milliseconds of a decode step until the output of each segment arrived, means.
-    pub stage_ms: Vec<f64>,
+}
+
+/// How long the parts of an answer took.
+#[derive(Clone, Default)]
+pub struct Times {
     /// Until every stage had promised to serve, the first time.
     pub opened_ms: Option<f64>,
     /// Time to the first token.
     pub ttft_ms: f64,
-    /// Positions of the prompt that no stage computed for it.
-    pub cached: u32,
     /// From token to token, ms, in order.
     pub gaps_ms: Vec<f64>,
+    /// Milliseconds of a decode step until the output of each segment arrived, means.
+    pub stage_ms: Vec<f64>,
+    /// Steps without a draft: how many, and how long they took together, ms.
+    pub plain: (u32, f64),
+}
+
+/// Failures and delays that an answer survived.
+#[derive(Clone, Default)]
+pub struct Disturbances {
     /// Failures survived: who, and from the last token before it to the first after it, ms.
     pub faults: Vec<(NodeId, f64)>,
     /// Stages so late that their shadow answered first, each once: who, and from the last token before it to the first
@@ -190,12 +239,11 @@ pub struct Report {
     pub hedged: Vec<(NodeId, f64)>,
     /// Nodes that refused to serve, or did not promise in time: full, or about to leave.
     pub refusals: BTreeSet<NodeId>,
-    /// Bytes of activations sent and received.
-    pub wire_bytes: (u64, u64),
-    /// What came of drafts.
-    pub drafts: Tally,
-    /// Steps without a draft: how many, and how long they took together, ms.
-    pub plain: (u32, f64),
+}
+
+/// What came of checking those who computed.
+#[derive(Clone)]
+pub struct Findings {
     /// Two answers for one position differed this often.
     pub evidence: u32,
     /// By segment that others ran: its layers, who else computed the same, and up to which position.
@@ -211,8 +259,6 @@ pub struct Report {
     pub thirds: u32,
     /// Who was proven wrong.
     pub convicted: Vec<NodeId>,
-    /// Tokens the caller has.
-    pub read: u32,
     /// What to remember of whom.
     pub outcomes: Vec<(NodeId, Outcome)>,
     /// Work that was signed for.
@@ -221,10 +267,28 @@ pub struct Report {
     pub proofs: Vec<Vec<u8>>,
 }
 
+impl Default for Findings {
+    /// No other node has computed.
+    fn default() -> Self {
+        Self {
+            evidence: 0,
+            checks: Vec::new(),
+            near: Vec::new(),
+            verified: 1.0,
+            integrity: None,
+            thirds: 0,
+            convicted: Vec::new(),
+            outcomes: Vec::new(),
+            receipts: Vec::new(),
+            proofs: Vec::new(),
+        }
+    }
+}
+
 impl Report {
     /// Whether anything was computed for it; a log may be recalled from a prompt before it.
     pub(super) fn computed(&self) -> bool {
-        self.opened_ms.is_some()
+        self.times.opened_ms.is_some()
     }
 
     /// Whether it is an answer: what was stopped, given back or given up is none, and another route may still bring one.
@@ -235,46 +299,27 @@ impl Report {
     /// Whether it ended before its first token because everybody who could compute it was full.
     pub(crate) fn is_crowded_out(&self) -> bool {
         let gave_up = matches!(self.end, End::GaveUp(GiveUp::NoRoute | GiveUp::Exhausted));
-        gave_up && self.ids.is_empty() && !self.refusals.is_empty()
+        gave_up && self.said.ids.is_empty() && !self.disturbances.refusals.is_empty()
     }
 
     /// Of a prompt that runs on `segments` and got nowhere yet.
     pub(crate) fn new(segments: Vec<Segment>) -> Self {
         Self {
             end: End::Cancelled,
-            rest: String::new(),
-            prompt: Vec::new(),
-            met: None,
-            ended_turn: false,
-            ids: Vec::new(),
             segments,
-            stage_ms: Vec::new(),
-            opened_ms: None,
-            ttft_ms: 0.0,
+            said: Said::default(),
+            times: Times::default(),
+            disturbances: Disturbances::default(),
+            findings: Findings::default(),
             cached: 0,
-            gaps_ms: Vec::new(),
-            faults: Vec::new(),
-            hedged: Vec::new(),
-            refusals: BTreeSet::new(),
             wire_bytes: (0, 0),
             drafts: Tally::default(),
-            plain: (0, 0.0),
-            evidence: 0,
-            checks: Vec::new(),
-            near: Vec::new(),
-            verified: 1.0,
-            integrity: None,
-            thirds: 0,
-            convicted: Vec::new(),
             read: 0,
-            outcomes: Vec::new(),
-            receipts: Vec::new(),
-            proofs: Vec::new(),
         }
     }
 }
 
-/// What the conductor needs from the rest of the node.
+/// What the driver needs from the rest of the node.
 pub struct Means {
     /// This node.
     pub me: NodeId,
@@ -291,7 +336,7 @@ pub struct Means {
     /// Asks the daemon for another pipeline without these nodes.
     pub reroute: mpsc::Sender<Reroute>,
     /// What leases teach.
-    pub lessons: FeedbackQueue,
+    pub feedback: FeedbackQueue,
     /// Nodes that closed their connections.
     pub lost: broadcast::Receiver<NodeId>,
     /// The caller.
@@ -335,7 +380,7 @@ mod tests {
             report.end = end;
             assert_eq!(report.is_answer(), is, "{end:?}");
         }
-        report.opened_ms = Some(1.0);
+        report.times.opened_ms = Some(1.0);
         assert!(report.computed());
     }
 }

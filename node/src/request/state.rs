@@ -68,12 +68,12 @@ impl RequestState {
     }
 
     pub(super) fn strict(&self) -> bool {
-        self.plan.verify == Verify::Strict
+        self.plan.checking.verify == Verify::Strict
     }
 
     /// Layers of the model.
     pub(super) fn num_layers(&self) -> u32 {
-        self.plan.pipeline.num_layers()
+        self.plan.route.pipeline.num_layers()
     }
 
     pub(super) fn segment(&self, stage: usize) -> Option<Segment> {
@@ -101,7 +101,7 @@ impl RequestState {
     /// Whether a node that computes other bits runs exactly `layers`.
     pub(super) fn is_approx(&self, layers: LayerRange) -> bool {
         let mut segments = self.machine.segments().filter(|segment| segment.layers == layers);
-        segments.any(|segment| self.plan.approx.contains(&segment.node))
+        segments.any(|segment| self.plan.checking.approx.contains(&segment.node))
     }
 
     /// What is agreed with those that compute `layers`.
@@ -111,10 +111,10 @@ impl RequestState {
             requester: self.means.me,
             model: self.plan.model,
             layers,
-            hidden: self.plan.hidden as u32,
+            hidden: self.plan.form.hidden as u32,
             class: if self.is_approx(layers) { Class::Approx } else { Class::D1 },
-            rounding: self.plan.rounding.clone(),
-            attention: self.plan.attention,
+            rounding: self.plan.form.rounding.clone(),
+            attention: self.plan.form.attention,
             inner: false,
         }
     }
@@ -124,9 +124,9 @@ impl RequestState {
         let rows = self.logs.settled(layers.start()).min(self.logs.settled(layers.end()));
         let (wire, inputs) = self.logs.get(layers.start(), 0, rows).filter(|_| rows > 0)?;
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
-        codec::encoded_len(output, 1, self.plan.hidden)?;
-        let (rounding, hidden) = (self.plan.rounding.clone(), self.plan.hidden);
-        let attention = self.plan.attention;
+        codec::encoded_len(output, 1, self.plan.form.hidden)?;
+        let (rounding, hidden) = (self.plan.form.rounding.clone(), self.plan.form.hidden);
+        let attention = self.plan.form.attention;
         Some((Case { layers, rounding, attention, hidden, inputs: (wire, inputs.to_vec()), output }, said))
     }
 
@@ -142,9 +142,9 @@ impl RequestState {
         tracing::debug!(%node, ?failure, "noticed");
         self.timing.notice(node, failure);
         // Who serves this node's other prompts and does not promise in time has too much to do already.
-        let late = failure == Failure::Late && self.report.opened_ms.is_none() && node != self.means.me;
-        if failure == Failure::Refused || late && self.means.lessons.serves(node) {
-            self.report.refusals.insert(node);
+        let late = failure == Failure::Late && self.report.times.opened_ms.is_none() && node != self.means.me;
+        if failure == Failure::Refused || late && self.means.feedback.serves(node) {
+            self.report.disturbances.refusals.insert(node);
         }
         if ours {
             self.timing.silent(node);
@@ -265,11 +265,13 @@ impl RequestState {
     pub(super) fn remember(&self) -> Vec<(u32, u32)> {
         let report = &self.report;
         let ended = matches!(report.end, End::Stop | End::Length | End::Cancelled);
-        let sound = report.convicted.is_empty() && report.evidence == 0 && report.integrity.is_none();
+        let sound = report.findings.convicted.is_empty()
+            && report.findings.evidence == 0
+            && report.findings.integrity.is_none();
         // The row of the last token was never computed.
         let positions = (self.tokens.len() as u32).saturating_sub(1);
         let Some(memory) = self.means.memory.as_ref().filter(|_| {
-            ended && sound && !self.strict() && report.opened_ms.is_some() && positions >= prefix::EVERY
+            ended && sound && !self.strict() && report.times.opened_ms.is_some() && positions >= prefix::EVERY
         }) else {
             return Vec::new();
         };
@@ -284,8 +286,8 @@ impl RequestState {
         let gone = memory.keep(Remembered {
             place: self.place(),
             model: self.plan.model,
-            rounding: self.plan.rounding.clone(),
-            attention: self.plan.attention,
+            rounding: self.plan.form.rounding.clone(),
+            attention: self.plan.form.attention,
             tokens: self.tokens[..positions as usize].to_vec(),
             logs: self.logs.beginning(positions),
             segments,
@@ -298,7 +300,9 @@ impl RequestState {
 
     /// Someone lied in this session, as was found behind the answer: nothing goes on from it.
     pub(super) fn disown(&self) {
-        if let Some(memory) = self.means.memory.as_ref().filter(|_| !self.report.convicted.is_empty()) {
+        if let Some(memory) =
+            self.means.memory.as_ref().filter(|_| !self.report.findings.convicted.is_empty())
+        {
             memory.forget(self.place());
             self.means.worker.forget(&[self.place()]);
         }

@@ -79,17 +79,17 @@ impl Timing {
     /// A token is about to be said: notes in the report how long it took, and what it waited for.
     pub(super) fn note_token(&mut self, report: &mut Report) {
         let now = self.elapsed_ms();
-        if report.ids.is_empty() {
-            report.ttft_ms = now;
+        if report.said.ids.is_empty() {
+            report.times.ttft_ms = now;
         } else {
-            let before: f64 = report.ttft_ms + report.gaps_ms.iter().sum::<f64>();
-            report.gaps_ms.push(now - before);
+            let before: f64 = report.times.ttft_ms + report.times.gaps_ms.iter().sum::<f64>();
+            report.times.gaps_ms.push(now - before);
         }
         if let Some((node, since)) = self.silent_since.take() {
-            report.faults.push((node, since.elapsed().as_secs_f64() * 1e3));
+            report.disturbances.faults.push((node, since.elapsed().as_secs_f64() * 1e3));
         }
         if let Some((node, since)) = self.hedged_since.take() {
-            report.hedged.push((node, since.elapsed().as_secs_f64() * 1e3));
+            report.disturbances.hedged.push((node, since.elapsed().as_secs_f64() * 1e3));
         }
         self.last_token = Instant::now();
     }

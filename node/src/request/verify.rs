@@ -139,13 +139,13 @@ impl Checks {
             tracing::warn!(%node, %layers, "signed two things that cannot both be true");
             self.outcomes.push((node, Outcome::Equivocated));
             self.denied.insert(node);
-            state.report.convicted.push(node);
-            state.report.proofs.push(proof.encode());
+            state.report.findings.convicted.push(node);
+            state.report.findings.proofs.push(proof.encode());
             return true;
         }
         let current = commit.session == state.plan.session && commit.epoch >= self.since_epoch;
-        let exact = !state.plan.approx.contains(&node) && !state.is_approx(layers);
-        if current && exact && state.plan.verify != Verify::Off {
+        let exact = !state.plan.checking.approx.contains(&node) && !state.is_approx(layers);
+        if current && exact && state.plan.checking.verify != Verify::Off {
             self.book(state, layers).signed(node, follows, commit);
         }
         false
@@ -153,7 +153,7 @@ impl Checks {
 
     /// Two answers for one position differed; `node` gave the second.
     pub(super) fn rivaled(&mut self, state: &RequestState, layers: LayerRange, node: NodeId) {
-        if state.plan.verify != Verify::Off && !state.plan.approx.contains(&node) {
+        if state.plan.checking.verify != Verify::Off && !state.plan.checking.approx.contains(&node) {
             self.book(state, layers).rivals.insert(node);
         }
     }
@@ -228,7 +228,7 @@ impl Checks {
             tracing::warn!(%node, ?outcome, %layers, "a node signed what is not so");
             if outcome == Outcome::Mismatch {
                 self.denied.insert(node);
-                state.report.convicted.push(node);
+                state.report.findings.convicted.push(node);
             }
             self.outcomes.push((node, outcome));
             events.extend(state.failed(node, Failure::Corrupt));
@@ -274,7 +274,7 @@ impl Checks {
         if node != state.means.me && self.denied.insert(node) {
             tracing::warn!(%node, "malformed activations");
             self.outcomes.push((node, Outcome::Mismatch));
-            state.report.convicted.push(node);
+            state.report.findings.convicted.push(node);
         }
         state.failed(node, Failure::Corrupt)
     }
@@ -289,7 +289,7 @@ impl Checks {
         upto: Option<u32>,
     ) -> Vec<Event> {
         let Some(node) = state.logs.author(layers.end(), at) else { return Vec::new() };
-        if state.plan.approx.contains(&node) {
+        if state.plan.checking.approx.contains(&node) {
             // Its rows are others than those of the node that took over from it, and no lie.
             self.book(state, layers).undecided = true;
             return Vec::new();
@@ -314,17 +314,17 @@ impl Checks {
         self.denied.insert(node);
         tracing::warn!(%node, %layers, at, "what a stage gave is not what its inputs give");
 
-        let read = if state.strict() { state.report.read } else { state.report.ids.len() as u32 };
+        let read = if state.strict() { state.report.read } else { state.report.said.ids.len() as u32 };
         let prompt = state.plan.prompt.len() as u32;
         let known = state.tokens.len() as u32;
         let stays = known.min(at + 1).max(prompt + read).max(prompt);
-        if stays > at + 1 && state.report.integrity.is_none() {
+        if stays > at + 1 && state.report.findings.integrity.is_none() {
             // What follows from it was shown already.
-            state.report.integrity = Some(at + 1);
+            state.report.findings.integrity = Some(at + 1);
             state.delivery.say(Progress::Integrity { position: at + 1, node });
         }
         state.tokens.truncate(stays as usize);
-        state.report.ids.truncate((stays - prompt) as usize);
+        state.report.said.ids.truncate((stays - prompt) as usize);
         state.logs.forget(layers.end(), at, stays);
         self.books.iter_mut().for_each(|book| book.forget(at));
         state.delivery.forget(stays);
@@ -343,7 +343,7 @@ impl Checks {
             (Some(proof), None) => self.proven(report, node, &proof),
             (_, Some(upto)) if book.signed_for(node, upto) => {
                 self.outcomes.push((node, Outcome::Mismatch));
-                report.convicted.push(node);
+                report.findings.convicted.push(node);
             }
             _ => self.suspects.push(suspect),
         }
@@ -351,9 +351,9 @@ impl Checks {
 
     fn proven(&mut self, report: &mut Report, node: NodeId, proof: &FraudProof) {
         self.outcomes.push((node, Outcome::Mismatch));
-        report.convicted.push(node);
+        report.findings.convicted.push(node);
         match proof.encode() {
-            Ok(bytes) => report.proofs.push(bytes),
+            Ok(bytes) => report.findings.proofs.push(bytes),
             Err(error) => tracing::warn!(%error, "a proof too large to keep"),
         }
     }
@@ -386,7 +386,10 @@ impl Checks {
         let mut hopeless = true;
         for (stage, segment) in strangers {
             let followed = state.plan.shadow == Shadow::All
-                && state.followers.of(stage).is_some_and(|shadow| !state.plan.approx.contains(&shadow));
+                && state
+                    .followers
+                    .of(stage)
+                    .is_some_and(|shadow| !state.plan.checking.approx.contains(&shadow));
             let book = self.book(state, segment.layers);
             if !followed && book.audit.is_none() && !book.undecided {
                 self.start_audit(state, segment.layers);
@@ -444,7 +447,7 @@ impl Checks {
             }
             let Ok(receipt) = Receipt::cosign(one.offer.as_slice(), &state.means.identity) else { continue };
             let Ok(receipt) = <Box<[u8; Receipt::LEN]>>::try_from(receipt) else { continue };
-            state.report.receipts.push(*receipt);
+            state.report.findings.receipts.push(*receipt);
             let network = state.means.network.clone();
             tokio::spawn(async move {
                 let _ = network.ask(node, &Ask::Receipt(receipt), Duration::from_millis(LEASE_MS)).await;

@@ -52,7 +52,7 @@ mod tests {
     use super::{Witness, operator, unrelated};
 
     #[test]
-    fn who_is_asked_is_nobodys_friend() {
+    fn a_witness_is_related_to_neither_party() {
         let range = |from, to| LayerRange::new(from, to).unwrap();
         let witness = |node, of, from, to| Witness {
             contact: Contact { node: NodeId::numbered(node), addresses: Vec::new() },

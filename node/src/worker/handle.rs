@@ -185,6 +185,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         layer_bytes: ready.layer_bytes,
         costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
+        goes_back: ready.goes_back,
         attends_window: ready.attends_window,
         attends_sparse: ready.attends_sparse,
         sandboxed: ready.sandboxed,

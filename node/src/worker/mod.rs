@@ -185,6 +185,8 @@ pub struct Ready {
     pub costs: Option<LayerCosts>,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
+    /// Whether states go back to any position ([`shard::models::Blueprint::goes_back`]).
+    pub goes_back: bool,
     /// Whether rows may see a window of positions alone.
     pub attends_window: bool,
     /// Whether rows may see few positions and means of the others.
@@ -216,6 +218,7 @@ impl Ready {
             layer_bytes: 0,
             costs: None,
             class: Class::Approx,
+            goes_back: true,
             attends_window: false,
             attends_sparse: false,
             sandboxed: false,

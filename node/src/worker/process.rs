@@ -110,6 +110,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         layer_bytes: loaded.layer_bytes,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: probe::is_exact(loaded, load.exact)?,
+        goes_back: blueprint.goes_back(),
         attends_window: attends(AttentionKind::Window(1)),
         attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT)),
         sandboxed: confinement.filtered,

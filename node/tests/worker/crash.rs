@@ -91,7 +91,7 @@ async fn a_killed_worker_fails_everything_and_suspects_what_it_computed() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_let_go_ends_and_blames_nobody() {
+async fn a_worker_that_is_let_go_ends_and_blames_no_session() {
     let guard = PoisonGuard::default();
     let child = Child::of(Spec { guard: guard.clone(), ..spec(&[range(0, 3)]) }).await;
     child.worker.open(open(SESSION, range(0, 2), None)).await.unwrap();

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_pass_at_the_rate_and_not_faster_whoever_takes_them() {
+    async fn bytes_pass_at_the_rate_and_not_faster_by_any_taker() {
         let pace = Pace::new(Some(1_000_000));
         let start = Instant::now();
         let many = || async {

@@ -186,7 +186,7 @@ mod tests {
     proptest! {
         /// Sources of any holdings claim, deliver, repeat themselves and die in any order, as the puller drives them.
         #[test]
-        fn every_group_that_somebody_alive_has_is_delivered_once(
+        fn every_group_that_a_living_peer_has_is_delivered_once(
             groups in 1u32..60,
             holdings in prop::collection::vec(prop::collection::vec(any::<bool>(), 60), 1..5),
             script in prop::collection::vec((0usize..6, 0u8..10, 1u32..9), 0..200),

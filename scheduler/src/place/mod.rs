@@ -53,6 +53,18 @@ pub struct Site {
 }
 
 impl Site {
+    /// A node that has `room`: of a model of `num_layers` it may hold so many that any of them fit side by side. Where layers
+    /// weigh differently the heaviest count.
+    pub fn new(id: NodeId, layer_ms: f64, room: &Room, num_layers: u32) -> Self {
+        let longest = |start: u32| room.longest(start, num_layers).map_or(0, |range| range.len());
+        let between = (0..num_layers).map(|start| (start, longest(start)));
+        let cap_mid = between.filter(|(start, len)| start + len < num_layers).map(|(_, len)| len).min();
+        let last = (0..num_layers).find(|start| start + longest(*start) == num_layers);
+        let (cap_first, cap_last) = (longest(0), last.map_or(0, |start| num_layers - start));
+        let cap_mid = cap_mid.unwrap_or(num_layers);
+        Self { id, layer_ms, cap_mid, cap_first, cap_last, cap_both: cap_first }
+    }
+
     /// Layers it may hold at the given place of a pipeline.
     fn cap(&self, first: bool, last: bool) -> u32 {
         match (first, last) {

@@ -242,4 +242,13 @@ fn what_fits_is_measured_by_each_layers_own_bytes() {
     assert_eq!(window(&[beginning], 200), Some((0, 2, 180)), "no layer of experts fits");
     assert_eq!(window(&[], 89), None);
     assert_eq!(window(&[], u64::MAX), Some((0, 8, 1_980)));
+    let caps = |room: &Room| {
+        let site = Site::new(NodeId::numbered(1), 1.0, room, 8);
+        (site.cap_first, site.cap_mid, site.cap_last, site.cap_both)
+    };
+    assert_eq!(caps(&room(500)), (3, 1, 1, 3), "anywhere but at the beginning one layer of experts fits");
+    assert_eq!(caps(&room(650)), (3, 2, 2, 3));
+    assert_eq!(caps(&room(89)), (0, 0, 0, 0));
+    assert_eq!(caps(&room(u64::MAX)), (8, 8, 8, 8));
+    assert_eq!(caps(&Room::of_layers(5)), (5, 5, 5, 5));
 }

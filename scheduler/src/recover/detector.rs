@@ -277,7 +277,7 @@ mod tests {
 
     /// A clock of whole milliseconds, and a stage that takes less than one.
     #[test]
-    fn what_nobody_notices_is_not_slowness() {
+    fn what_goes_unnoticed_is_not_slowness() {
         let mut chance = Rng::new(5);
         let steps =
             (0..10_000).map(|_| if chance.happens(0.3) { chance.between(1.0, 5.0).floor() } else { 0.0 });

@@ -51,7 +51,7 @@ fn the_example_of_the_page() {
 }
 
 #[test]
-fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
+fn what_follows_from_a_lie_is_done_again_by_another_node() {
     let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
     let id = SessionId::numbered(1);
     let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
@@ -169,7 +169,7 @@ fn not_let_in(answered: bool, name: u64) -> (Vec<Action>, u64) {
 }
 
 #[test]
-fn who_is_kept_waiting_keeps_nobody_else_waiting() {
+fn a_session_kept_waiting_keeps_no_other_waiting() {
     let (released, _) = not_let_in(true, 1);
     let closed: Vec<u64> = released
         .iter()

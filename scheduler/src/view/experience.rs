@@ -7,8 +7,7 @@
 //! served, for good. One that does not answer is a stranger again for a while, twice as long each time
 //! ([`SwarmView::snub`]). Routes prefer those that were met ([`crate::route::acquainted`]).
 
-use std::collections::BTreeSet;
-
+use super::journal::Change;
 use super::{MAX_NODES, SwarmView};
 use crate::latency::{Ema, SPEED_TAU_MS};
 use crate::rng::mix;
@@ -86,8 +85,9 @@ impl SwarmView {
             }
         }
         let experience = self.experience.entry(node).or_default();
-        self.epoch += u64::from(!experience.met);
-        experience.met = true;
+        if !std::mem::replace(&mut experience.met, true) {
+            self.changed(Change::Node(node));
+        }
     }
 
     /// A node did not answer a dial or a lease.
@@ -95,7 +95,7 @@ impl SwarmView {
         if let Some(experience) = self.experience_of(node) {
             let (times, _) = experience.snubbed;
             experience.snubbed = (times.saturating_add(1), Some(now + (SNUBBED_MS << times.min(MAX_SNUBS))));
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -118,9 +118,7 @@ impl SwarmView {
         if met >= MOST_MET {
             return None;
         }
-        let measured = self.links.iter().filter(|(node, _)| self.is_met(**node));
-        let vouched: BTreeSet<NodeId> =
-            measured.flat_map(|(_, links)| links.iter().map(|link| link.0)).collect();
+        let vouched = self.links.reached(|node| self.is_met(node));
         let strangers = self.known.iter().filter(|(node, known)| stranger(node) && holds(known));
         let strangers = strangers.map(|(node, _)| *node);
         strangers.min_by_key(|node| (!vouched.contains(node), drawn(*node, draw)))
@@ -153,7 +151,7 @@ impl SwarmView {
         if let Some(experience) = self.experience_of(node) {
             experience.speed.add(now, layer_ms);
             experience.snubbed = (0, None);
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -171,7 +169,7 @@ impl SwarmView {
             experience.excess.add(now, if ms > claimed { ms - claimed } else { 0.0 });
             experience.share.add(now, (ms / claimed).min(1.0));
             experience.snubbed = (0, None);
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -179,7 +177,7 @@ impl SwarmView {
     pub fn set_trust(&mut self, node: NodeId, trust: f64) {
         if let Some(experience) = self.experience_of(node) {
             experience.trust = if trust.is_nan() { 1e-3 } else { trust.clamp(1e-3, 1.0) };
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 

@@ -1,7 +1,7 @@
 //! What leases taught: who holds less than announced, and who cannot reach whom. It outweighs announcements for a while.
 
-use super::SwarmView;
-use crate::capability::Holding;
+use std::collections::BTreeMap;
+
 use crate::{LayerSet, Millis, ModelId, NodeId};
 
 /// How long a correction outweighs announcements, ms. Shorter and a liar is asked again by every request; longer and a
@@ -18,42 +18,83 @@ pub const MAX_CORRECTIONS: usize = 4_096;
 #[derive(Clone, Debug)]
 pub(super) struct Correction {
     /// What it had announced; another announcement ends the correction.
-    pub(super) announced: LayerSet,
-    pub(super) held: LayerSet,
-    pub(super) at: Millis,
+    announced: LayerSet,
+    held: LayerSet,
+    at: Millis,
 }
 
-impl SwarmView {
-    /// A node refused a lease on layers it had announced, and says what it holds of `model` (when it does not say, pass
-    /// the announced layers [without](LayerSet::without) the refused ones). Until it announces something else the
-    /// snapshots show only that. Whether this changes anything: when it does not, the refusal is the node's fault.
-    pub fn correct(&mut self, node: NodeId, model: ModelId, held: LayerSet, now: Millis) -> bool {
-        let Some(known) = self.known.get(&node) else { return false };
-        let announced = known.capability.holding(model).map(Holding::loaded_set).unwrap_or_default();
-        let held = announced.intersection(&held);
-        let full =
-            self.corrections.len() >= MAX_CORRECTIONS && !self.corrections.contains_key(&(node, model));
+/// All that leases taught and that still counts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Corrections {
+    held: BTreeMap<(NodeId, ModelId), Correction>,
+    apart: BTreeMap<(NodeId, NodeId), Millis>,
+}
+
+fn pair(one: NodeId, other: NodeId) -> (NodeId, NodeId) {
+    (one.min(other), one.max(other))
+}
+
+impl Corrections {
+    /// A node that announced some layers of `model` turned out to hold `held` of them; whether that is news.
+    pub fn hold(
+        &mut self,
+        (node, model): (NodeId, ModelId),
+        announced: LayerSet,
+        held: &LayerSet,
+        now: Millis,
+    ) -> bool {
+        let held = announced.intersection(held);
+        let full = self.held.len() >= MAX_CORRECTIONS && !self.held.contains_key(&(node, model));
         if held == announced || full {
             return false;
         }
-        self.corrections.insert((node, model), Correction { announced, held, at: now });
-        self.epoch += 1;
+        self.held.insert((node, model), Correction { announced, held, at: now });
         true
     }
 
-    /// Two nodes turned out not to reach each other, in either direction: no route crosses that pair for a while.
-    pub fn unreachable(&mut self, one: NodeId, other: NodeId, now: Millis) {
-        let pair = (one.min(other), one.max(other));
-        if one != other && (self.unreachable.len() < MAX_CORRECTIONS || self.unreachable.contains_key(&pair))
-        {
-            self.unreachable.insert(pair, now);
-            self.epoch += 1;
-        }
+    /// What `node` holds of `model`, of which it announces `announced`.
+    pub fn held(&self, node: NodeId, model: ModelId, announced: LayerSet) -> LayerSet {
+        let correction = self.held.get(&(node, model)).filter(|known| known.announced == announced);
+        correction.map_or(announced, |known| known.held.clone())
     }
 
-    /// Takes [`SwarmView::unreachable`] back: these two are connected.
-    pub fn reachable(&mut self, one: NodeId, other: NodeId) {
-        let found = self.unreachable.remove(&(one.min(other), one.max(other)));
-        self.epoch += u64::from(found.is_some());
+    /// Two nodes turned out not to reach each other; whether that is kept.
+    pub fn part(&mut self, one: NodeId, other: NodeId, now: Millis) -> bool {
+        let pair = pair(one, other);
+        let kept = one != other && (self.apart.len() < MAX_CORRECTIONS || self.apart.contains_key(&pair));
+        if kept {
+            self.apart.insert(pair, now);
+        }
+        kept
+    }
+
+    /// Two nodes reach each other again; whether that is news.
+    pub fn join(&mut self, one: NodeId, other: NodeId) -> bool {
+        self.apart.remove(&pair(one, other)).is_some()
+    }
+
+    /// Whether two nodes do not reach each other.
+    pub fn are_apart(&self, one: NodeId, other: NodeId) -> bool {
+        self.apart.contains_key(&pair(one, other))
+    }
+
+    /// Such pairs among nodes that have an index, both ways.
+    pub fn pairs_apart(&self, index: impl Fn(NodeId) -> Option<u32>) -> impl Iterator<Item = (u32, u32)> {
+        let indexed = move |pair: &(NodeId, NodeId)| Some((index(pair.0)?, index(pair.1)?));
+        self.apart.keys().filter_map(indexed).flat_map(|(i, j)| [(i, j), (j, i)])
+    }
+
+    /// A node that was gone is back: what was known of it may no longer be so.
+    pub fn forget_node(&mut self, node: NodeId) {
+        self.apart.retain(|pair, _| pair.0 != node && pair.1 != node);
+        self.held.retain(|of, _| of.0 != node);
+    }
+
+    /// Forgets what is old; whether anything was.
+    pub fn expire(&mut self, now: Millis) -> bool {
+        let before = self.held.len() + self.apart.len();
+        self.held.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);
+        self.apart.retain(|_, at| now.since(*at) < UNREACHABLE_MS);
+        self.held.len() + self.apart.len() < before
     }
 }

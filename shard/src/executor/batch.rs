@@ -2,7 +2,7 @@
 
 use scheduler::LayerRange;
 
-use super::{Capacity, Ends, Executor, Input, Item, Options, Output, Pass};
+use super::{Capacity, Ends, Executor, Gave, Input, Item, Options, Output, Pass};
 use crate::{Error, Result, models::Blueprint, round::Rounding};
 
 /// Where one item's rows and results are.
@@ -20,20 +20,9 @@ pub(super) struct Span {
     pub start: usize,
 }
 
-/// What the last pass gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gave {
-    /// Residual rows.
-    Rows,
-    /// Logits.
-    Logits,
-    /// Rows after the norm in front of the head.
-    States,
-}
-
 impl Gave {
     /// What `pass` of `executor` gives: logits or hidden states when the head follows its layers.
-    pub fn by<E: Executor + ?Sized>(executor: &E, pass: Pass<'_>) -> Self {
+    pub(super) fn by<E: Executor + ?Sized>(executor: &E, pass: Pass<'_>) -> Self {
         match (executor.ends().head && pass.layers.end() == executor.range().end(), pass.states) {
             (false, _) => Self::Rows,
             (true, false) => Self::Logits,

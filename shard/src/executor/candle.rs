@@ -16,8 +16,8 @@ use candle_core::{
 use scheduler::{AttentionKind, LayerRange};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
-    batch::{Gave, Span, check_load, round_at},
+    Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
+    batch::{Span, check_load, round_at},
     host::{HostBuffers, pass_each},
     read_bytes,
     tags::Tags,

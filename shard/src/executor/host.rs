@@ -1,8 +1,8 @@
 //! Passes of executors whose results come back to the host item by item.
 
 use super::{
-    Buffers, Capacity, Executor, Item, Pass, Workspace,
-    batch::{Gave, Span, admit, refuse_non_finite},
+    Buffers, Capacity, Executor, Gave, Item, Pass, Workspace,
+    batch::{Span, admit, refuse_non_finite},
 };
 use crate::Result;
 
@@ -18,10 +18,6 @@ impl HostBuffers {
     pub fn new(capacity: Capacity) -> Self {
         Self { capacity, gave: Gave::Rows, results: Vec::new() }
     }
-
-    fn given(&self, gave: Gave, index: usize) -> &[f32] {
-        if self.gave == gave { self.results.get(index).map_or(&[], Vec::as_slice) } else { &[] }
-    }
 }
 
 impl Buffers for HostBuffers {
@@ -29,16 +25,8 @@ impl Buffers for HostBuffers {
         self.capacity
     }
 
-    fn logits(&self, index: usize) -> &[f32] {
-        self.given(Gave::Logits, index)
-    }
-
-    fn activations(&self, index: usize) -> &[f32] {
-        self.given(Gave::Rows, index)
-    }
-
-    fn states(&self, index: usize) -> &[f32] {
-        self.given(Gave::States, index)
+    fn given(&self, gave: Gave, index: usize) -> &[f32] {
+        if self.gave == gave { self.results.get(index).map_or(&[], Vec::as_slice) } else { &[] }
     }
 
     fn clear(&mut self) {

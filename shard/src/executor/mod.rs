@@ -56,7 +56,7 @@ pub use chain::Chain;
 pub use device::{Device, DeviceName, gpus, load};
 pub use pooled::{Pooled, Pooling};
 pub use run::{argmax, fingerprint, whole_range};
-pub use workspace::{Buffers, Capacity, Workspace};
+pub use workspace::{Buffers, Capacity, Gave, Workspace};
 
 /// What is decided at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

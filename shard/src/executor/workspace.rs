@@ -23,21 +23,25 @@ impl Capacity {
     }
 }
 
+/// What a pass gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gave {
+    /// Residual rows: the head does not follow its layers.
+    Rows,
+    /// Logits.
+    Logits,
+    /// Rows after the norm in front of the head.
+    States,
+}
+
 /// The memory of one executor's passes, and the results of the last one.
 pub trait Buffers: Any + Send {
     /// What one pass may carry.
     fn capacity(&self) -> Capacity;
 
-    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty when the pass ended before the head or
-    /// none were wanted.
-    fn logits(&self, index: usize) -> &[f32];
-
-    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the head.
-    fn activations(&self, index: usize) -> &[f32];
-
-    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`; empty unless the last
-    /// pass was [`Executor::states`].
-    fn states(&self, index: usize) -> &[f32];
+    /// Results of item `index` of the last pass, `[wanted rows][hidden]`, of logits `[wanted rows][vocab]`; empty when the
+    /// pass gave something else, or none were wanted.
+    fn given(&self, gave: Gave, index: usize) -> &[f32];
 
     /// Forgets the results of the last pass, so that a failed one leaves none behind.
     fn clear(&mut self);
@@ -68,19 +72,21 @@ impl Workspace {
         self.buffers.capacity()
     }
 
-    /// See [`Buffers::logits`].
+    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty when the pass ended before the head or
+    /// none were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
-        self.buffers.logits(index)
+        self.buffers.given(Gave::Logits, index)
     }
 
-    /// See [`Buffers::activations`].
+    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the head.
     pub fn activations(&self, index: usize) -> &[f32] {
-        self.buffers.activations(index)
+        self.buffers.given(Gave::Rows, index)
     }
 
-    /// See [`Buffers::states`].
+    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`; empty unless the last
+    /// pass was [`Executor::states`].
     pub fn states(&self, index: usize) -> &[f32] {
-        self.buffers.states(index)
+        self.buffers.given(Gave::States, index)
     }
 
     /// See [`Buffers::clear`].

@@ -468,6 +468,11 @@ impl Blueprint {
         }
     }
 
+    /// Whether the states of all layers go back to any position.
+    pub fn goes_back(&self) -> bool {
+        (0..self.layers.len()).all(|layer| self.state_kind(layer).goes_back())
+    }
+
     /// What rows of a session of `kind` see in layer `layer`: how many positions, themselves included, if not all before
     /// them, and the rule of what lies beyond a window. A layer with a window of its own sees no further.
     pub fn sight(&self, layer: usize, kind: AttentionKind) -> (Option<usize>, Option<Sparse>) {

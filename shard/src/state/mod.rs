@@ -69,6 +69,14 @@ impl Kind {
         }
     }
 
+    /// Whether a state goes back to any position; where it does not, what follows a checkpoint is computed again.
+    pub fn goes_back(self) -> bool {
+        match self {
+            Self::Paged(_) | Self::Nothing => true,
+            Self::Recurrent { .. } => false,
+        }
+    }
+
     /// The state of a layer of profile `d1` that has seen nothing and may see `limit` positions.
     pub fn empty(self, limit: usize) -> Box<dyn LayerState> {
         match self {

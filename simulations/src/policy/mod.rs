@@ -15,7 +15,7 @@ mod parallax;
 
 use std::collections::BTreeMap;
 
-use scheduler::place::{Ground, Site, place, restitch, widen};
+use scheduler::place::{Ground, Room, Site, place, restitch, widen};
 use scheduler::rng::Rng;
 use scheduler::{LayerRange, NodeId, Pipeline, Segment};
 
@@ -97,12 +97,10 @@ pub fn concurrency(scenario: &Scenario) -> f64 {
 pub fn ground(scenario: &Scenario, world: &World, present: &[usize]) -> Option<Ground> {
     let sites = present.iter().map(|&i| {
         let machine = &world.machines[i];
-        let cap = machine.room;
-        let layer_ms = machine.layer_ms;
-        Site { id: id(i), layer_ms, cap_mid: cap, cap_first: cap, cap_last: cap, cap_both: cap }
+        Site::new(id(i), machine.layer_ms, &Room::of_layers(machine.room), scenario.layers)
     });
     let pairs = present.iter().flat_map(|&i| present.iter().map(move |&j| (i, j)));
-    let hops: Vec<f64> = pairs.map(|(i, j)| world.hop_ms(i, j)).collect();
+    let hops: Vec<f64> = pairs.map(|(i, j)| world.expected_ms(i, j)).collect();
     Ground::new(scenario.layers, concurrency(scenario), sites.collect(), &hops).ok()
 }
 

@@ -2,11 +2,11 @@
 //!
 //! A newcomer of ours holds what [`place::first_holding`] says and fills its room; *petals* and *random* take the window
 //! with the least summed speed; *parallax* waits until newcomers alone make a pipeline. Every minute each machine of ours
-//! asks its [`Keeper`](place::Keeper) whether to follow the placement computed from the announcements: the one from
+//! asks its [`Keeper`] whether to follow the placement computed from the announcements: the one from
 //! nothing if that is worth moving for, else what survivors and newcomers can be put together to. Who moves withdraws,
 //! settles, and then loads for [`LOAD_MS`], serving what it holds before and after.
 
-use scheduler::place::{self, Advice, Ground, MIN_GAIN, Move, Placement, Site};
+use scheduler::place::{self, Advice, Ground, Keeper, MIN_GAIN, Move, Placement, Room, Site};
 use scheduler::{LayerRange, LayerSet, Millis, ModelId, NodeId, Pipeline, Segment};
 
 use super::{CONSIDER_MS, Event, Run};
@@ -15,6 +15,21 @@ use crate::world::{id, index};
 
 /// Loading layers takes this long, ms: some gigabytes from disk.
 const LOAD_MS: f64 = 20_000.0;
+
+/// What is placed beyond the machines' own layers.
+pub(super) struct Placed {
+    /// Whose pipelines stand: *parallax* goes round them, ours keeps them until others are a third better.
+    pub pipelines: Vec<Pipeline>,
+    /// The pipeline that *parallax* took last.
+    pub cursor: usize,
+    keepers: Vec<Keeper>,
+}
+
+impl Placed {
+    pub fn new(pipelines: Vec<Pipeline>, nodes: usize) -> Self {
+        Self { pipelines, cursor: 0, keepers: vec![Keeper::default(); nodes] }
+    }
+}
 
 impl Run<'_> {
     /// A machine comes for the first time.
@@ -29,7 +44,7 @@ impl Run<'_> {
             Policy::Parallax => {
                 let waits = |i: &usize| self.world.machines[*i].up && self.world.machines[*i].held.is_empty();
                 let waiting: Vec<usize> = (0..self.world.nodes).filter(waits).collect();
-                self.fixed.extend(policy::chains_in_order(&mut self.world, &waiting));
+                self.placed.pipelines.extend(policy::chains_in_order(&mut self.world, &waiting));
             }
             Policy::Local => {}
             _ => policy::place_windows(&mut self.world),
@@ -40,7 +55,7 @@ impl Run<'_> {
     fn first(&self, at: usize) -> Option<LayerRange> {
         let present: Vec<usize> = (0..self.world.nodes).filter(|&i| self.world.machines[i].up).collect();
         let ground = policy::ground(self.scenario, &self.world, &present)?;
-        let layers = place::first_holding(&ground, &self.fixed, id(at))?;
+        let layers = place::first_holding(&ground, &self.placed.pipelines, id(at))?;
         let mut held: Vec<Segment> = self.holdings(&present);
         held.push(Segment { node: id(at), layers });
         let wide = place::widen(&ground, &held);
@@ -55,22 +70,22 @@ impl Run<'_> {
 
     /// What `node` announces to hold.
     fn shown(&self, node: NodeId) -> LayerSet {
-        let holding = self.view.get(node).and_then(|known| known.holding(ModelId::default()));
+        let holding = self.chooser.view.get(node).and_then(|known| known.holding(ModelId::default()));
         holding.map(scheduler::Holding::loaded_set).unwrap_or_default()
     }
 
     /// The swarm as it is announced, and who of it is alive.
     fn believed(&self) -> Option<(Ground, Vec<usize>)> {
-        let alive: Vec<usize> = (0..self.world.nodes).filter(|&i| self.view.get(id(i)).is_some()).collect();
+        let alive: Vec<usize> =
+            (0..self.world.nodes).filter(|&i| self.chooser.view.get(id(i)).is_some()).collect();
         let sites = alive.iter().map(|&i| {
-            let known = self.view.get(id(i)).and_then(|known| known.holding(ModelId::default()));
+            let known = self.chooser.view.get(id(i)).and_then(|known| known.holding(ModelId::default()));
             let layer_ms = known.map_or(1.0, |holding| holding.decode_ms.max(1e-3));
-            let cap = self.world.machines[i].room;
-            Site { id: id(i), layer_ms, cap_mid: cap, cap_first: cap, cap_last: cap, cap_both: cap }
+            Site::new(id(i), layer_ms, &Room::of_layers(self.world.machines[i].room), self.world.layers)
         });
         let sites = sites.collect();
         let pairs = alive.iter().flat_map(|&i| alive.iter().map(move |&j| (i, j)));
-        let hops: Vec<f64> = pairs.map(|(i, j)| self.world.hop_ms(i, j)).collect();
+        let hops: Vec<f64> = pairs.map(|(i, j)| self.world.expected_ms(i, j)).collect();
         let busy = policy::concurrency(self.scenario);
         Some((Ground::new(self.world.layers, busy, sites, &hops).ok()?, alive))
     }
@@ -82,13 +97,13 @@ impl Run<'_> {
         }
         self.at(self.now + CONSIDER_MS, Event::Consider);
         let now = Millis(self.now as u64);
-        self.view.expire(now);
+        self.chooser.view.expire(now);
         let Some((ground, alive)) = self.believed() else { return };
         let stands = |pipeline: &Pipeline| {
             pipeline.segments().iter().all(|segment| self.shown(segment.node).covers(segment.layers))
         };
         let standing: Vec<Pipeline> =
-            self.fixed.iter().filter(|pipeline| stands(pipeline)).cloned().collect();
+            self.placed.pipelines.iter().filter(|pipeline| stands(pipeline)).cloned().collect();
         let paces: Vec<_> = standing.iter().filter_map(|pipeline| ground.pace(pipeline)).collect();
         let present_tps = place::goodput_tps(&paces, ground.concurrency());
         let mut advice = place::place(&ground);
@@ -101,7 +116,7 @@ impl Run<'_> {
             held.covers(segment.layers)
         };
         if advice.pipelines.iter().flat_map(Pipeline::segments).all(holds) {
-            self.fixed = advice.pipelines;
+            self.placed.pipelines = advice.pipelines;
         }
     }
 
@@ -120,8 +135,8 @@ impl Run<'_> {
             holders[layer as usize] += 1;
         }
         for (&at, shown) in alive.iter().zip(&shown) {
-            let region = self.world.machines[at].region;
-            let near = |segment: &&Segment| self.world.machines[index(segment.node)].region == region;
+            let region = self.world.machines[at].line.region;
+            let near = |segment: &&Segment| self.world.machines[index(segment.node)].line.region == region;
             let movers: Vec<NodeId> = wanted.iter().filter(near).map(|segment| segment.node).collect();
             let advised = wanted.iter().find(|segment| segment.node == id(at)).map(|segment| segment.layers);
             let others: Vec<u32> = (0..self.world.layers)
@@ -138,7 +153,7 @@ impl Run<'_> {
                 movers: &movers,
                 tick: (self.now / CONSIDER_MS) as u64,
             };
-            match self.keepers[at].tick(Millis(self.now as u64), &choice) {
+            match self.placed.keepers[at].tick(Millis(self.now as u64), &choice) {
                 Advice::Stay => self.world.machines[at].withdrawn = None,
                 Advice::Withdraw(range) => self.world.machines[at].withdrawn = Some(range),
                 Advice::Hold(range) => self.move_to(at, range),

@@ -8,28 +8,28 @@
 //! Safety is checked as it happens ([`Violations`]); when the scenario is over all faults heal, and every request that
 //! is still alive must end within ten minutes.
 //!
-//! Limits: all requesters share one view, refreshed once a second; frames are not lost singly and doors are open ([`crate::storm`]
+//! Limits: all requesters share one view, refreshed once a second, but each measured distances of its own ([`crate::near`]); frames are not lost singly and doors are open ([`crate::storm`]
 //! does both); memory for keys and values is not a constraint here.
 
 mod choose;
 mod hold;
 mod visit;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-use scheduler::lease::Leases;
-use scheduler::place::Keeper;
 use scheduler::recover::{Budget, SILENCE_MS};
 use scheduler::rng::Rng;
-use scheduler::route::Router;
 use scheduler::standby::Cover;
 use scheduler::view::{Geography, SwarmView};
-use scheduler::{Millis, ModelId, NodeId, Pipeline, Segment, Snapshot};
+use scheduler::{Millis, NodeId, Segment};
 
+use self::choose::Chooser;
+use self::hold::Placed;
+use crate::near::Near;
 use crate::policy::{self, Policy};
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
+use crate::timeline::Timeline;
 use crate::world::{World, id, index};
 
 /// A machine speaks this often, ms.
@@ -40,6 +40,8 @@ const SNAPSHOT_MS: f64 = 1_000.0;
 const SHARE_FROM: usize = 1_024;
 /// Other machines that an announcement says how far they are.
 const LINKS: usize = 4;
+/// One way to a machine of which nothing is known, ms: as the daemon takes it.
+const UNMEASURED_MS: f64 = 50.0;
 /// Strangers are looked up this often, ms.
 const INTRODUCE_MS: f64 = 1_000.0;
 /// Machines consider moving this often, ms.
@@ -130,6 +132,7 @@ enum Event {
     Heal,
 }
 
+/// A request under way.
 struct Live {
     requester: usize,
     segments: Vec<Segment>,
@@ -139,16 +142,23 @@ struct Live {
     stage: usize,
     known: u32,
     attempt: u32,
-    began: f64,
-    last: f64,
-    first: Option<f64>,
-    stall: f64,
+    times: Times,
     crashed: bool,
     budget: Budget,
     failed: Vec<NodeId>,
     over: bool,
     /// Round trips of lease requests, spent before the next step starts, ms.
     delay_ms: f64,
+}
+
+/// When the tokens of a request came, ms.
+struct Times {
+    began: f64,
+    last: f64,
+    /// From the beginning to the first token.
+    first: Option<f64>,
+    /// The longest gap between two tokens.
+    stall: f64,
 }
 
 impl Live {
@@ -171,23 +181,14 @@ struct Run<'a> {
     policy: Policy,
     world: World,
     now: f64,
-    order: u64,
-    queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    events: Vec<Event>,
-    free: Vec<usize>,
+    /// In microseconds.
+    timeline: Timeline<Event>,
     chance: Rng,
     servers: Vec<Server>,
     live: Vec<Live>,
-    view: SwarmView,
-    snapshots: BTreeMap<usize, (f64, Snapshot)>,
-    router: Router,
-    /// Whose pipelines stand: *parallax* goes round them, ours keeps them until others are a third better.
-    fixed: Vec<Pipeline>,
-    keepers: Vec<Keeper>,
-    cursor: usize,
+    chooser: Chooser,
+    placed: Placed,
     running: BTreeMap<(usize, NodeId), u32>,
-    /// By requester: what nodes said when asked for a lease.
-    leases: BTreeMap<usize, Leases>,
     healed: bool,
     outcome: Outcome,
 }
@@ -196,9 +197,12 @@ struct Run<'a> {
 pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
     let mut draw = Rng::new(seed);
     let mut world = World::draw(scenario, &mut draw.fork());
-    let fixed = policy::hold(policy, scenario, &mut world);
+    let knows = policy != Policy::Ours || scenario.oracle;
+    world.near = (!knows).then(|| Near::settle(scenario, &world, seed));
+    let pipelines = policy::hold(policy, scenario, &mut world);
     let base: Vec<f64> = REGIONS_MS.iter().flatten().copied().collect();
-    let geography = Geography::new(REGIONS_MS.len(), base).unwrap_or_else(|| Geography::flat(50.0));
+    let regions = knows.then(|| Geography::new(REGIONS_MS.len(), base)).flatten();
+    let geography = regions.unwrap_or_else(|| Geography::around(UNMEASURED_MS));
     let servers = world.machines.iter().map(|_| Server {
         boot: 0,
         serving: Vec::new(),
@@ -211,20 +215,12 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
         servers: servers.collect(),
         world,
         now: 0.0,
-        order: 0,
-        queue: BinaryHeap::new(),
-        events: Vec::new(),
-        free: Vec::new(),
+        timeline: Timeline::default(),
         chance: draw.fork(),
         live: Vec::new(),
-        view: SwarmView::new(geography),
-        snapshots: BTreeMap::new(),
-        router: Router::default(),
-        fixed,
-        keepers: vec![Keeper::default(); scenario.nodes as usize],
-        cursor: 0,
+        chooser: Chooser::new(SwarmView::new(geography)),
+        placed: Placed::new(pipelines, scenario.nodes as usize),
         running: BTreeMap::new(),
-        leases: BTreeMap::new(),
         healed: false,
         outcome: Outcome { tokens_by_second: vec![0; scenario.seconds as usize + 1], ..Outcome::default() },
     };
@@ -233,25 +229,9 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
     run.finish()
 }
 
-fn announced(view: &SwarmView, node: NodeId) -> u32 {
-    let holding = view.get(node).and_then(|capability| capability.holding(ModelId::default()));
-    holding.map_or(0, |holding| holding.active)
-}
-
 impl Run<'_> {
     fn at(&mut self, ms: f64, event: Event) {
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.events[slot] = event;
-                slot
-            }
-            None => {
-                self.events.push(event);
-                self.events.len() - 1
-            }
-        };
-        self.order += 1;
-        self.queue.push(Reverse(((ms.max(self.now) * 1_000.0) as u64, self.order, slot)));
+        self.timeline.add((ms.max(self.now) * 1_000.0) as u64, event);
     }
 
     /// Draws arrivals and faults ahead, so that they do not depend on what the policy does.
@@ -307,10 +287,8 @@ impl Run<'_> {
 
     fn go(&mut self) {
         let last = self.scenario.seconds * 1_000.0 + LIVENESS_MS;
-        while let Some(Reverse((micros, _, slot))) = self.queue.pop() {
+        while let Some((micros, event)) = self.timeline.next() {
             self.now = micros as f64 / 1_000.0;
-            let event = self.events[slot];
-            self.free.push(slot);
             if self.now > last || (self.healed && self.live.iter().all(|live| live.over)) {
                 return;
             }
@@ -344,32 +322,50 @@ impl Run<'_> {
 
     /// What an announcement says of others, and whether its node is connected from the start.
     fn acquaint(&mut self, at: usize) {
+        if self.world.near.is_some() {
+            self.say_where(at);
+        }
         if self.scenario.met >= 1.0 {
-            return self.view.meet(id(at));
+            return self.chooser.view.meet(id(at));
         }
         if self.world.is_sybil(at) {
             // They vouch for each other.
             let other =
                 self.world.sybils_from + (at + 1) % (self.world.machines.len() - self.world.sybils_from);
-            return self.view.observe_link(id(at), id(other), 1.0);
+            return self.chooser.view.observe_link(id(at), id(other), 1.0);
         }
         let neighbor = Rng::new(at as u64).happens(self.scenario.met) || at >= self.world.nodes;
         if neighbor {
-            self.view.meet(id(at));
+            self.chooser.view.meet(id(at));
         }
-        for _ in 0..LINKS {
+        for _ in 0..if self.world.near.is_some() { 0 } else { LINKS } {
             let other = self.chance.below(self.world.nodes);
             let round_trip_ms = 2.0 * self.world.hop_ms(at, other);
-            self.view.observe_link(id(at), id(other), round_trip_ms);
+            self.chooser.view.observe_link(id(at), id(other), round_trip_ms);
+        }
+    }
+
+    /// Where a machine says that it is and how far its peers are; one that asks measured these itself.
+    fn say_where(&mut self, at: usize) {
+        let Some(mut near) = self.world.near.take() else { return };
+        let (coordinate, seen) = near.announce(&self.world, at);
+        self.world.near = Some(near);
+        self.chooser.view.place(id(at), coordinate);
+        let asks = (self.world.nodes..self.world.sybils_from).contains(&at);
+        for (peer, ms) in seen {
+            match asks {
+                true => self.chooser.view.measure(id(at), id(peer), ms),
+                false => self.chooser.view.set_link(id(at), id(peer), ms),
+            }
         }
     }
 
     /// Dials a stranger, as the daemon does.
     fn introduce(&mut self) {
-        if let Some(node) = self.view.introduce(id(self.world.nodes), self.chance.next_u64()) {
+        if let Some(node) = self.chooser.view.introduce(id(self.world.nodes), self.chance.next_u64()) {
             match self.world.machines[index(node)].up {
-                true => self.view.meet(node),
-                false => self.view.snub(Millis(self.now as u64), node),
+                true => self.chooser.view.meet(node),
+                false => self.chooser.view.snub(Millis(self.now as u64), node),
             }
         }
         self.at(self.now + INTRODUCE_MS, Event::Introduce);
@@ -379,7 +375,7 @@ impl Run<'_> {
         if (self.world.machines[at].up || self.world.is_sybil(at))
             && let Some(capability) = self.world.announce(at, self.now)
         {
-            self.view.merge(capability, Millis(self.now as u64));
+            self.chooser.view.merge(capability, Millis(self.now as u64));
             self.outcome.announcements += 1;
             self.acquaint(at);
         }
@@ -409,10 +405,7 @@ impl Run<'_> {
             stage: 0,
             known: self.scenario.tokens.0.max(1),
             attempt: 0,
-            began: self.now,
-            last: self.now,
-            first: None,
-            stall: 0.0,
+            times: Times { began: self.now, last: self.now, first: None, stall: 0.0 },
             crashed: false,
             budget: Budget::default(),
             failed: Vec::new(),

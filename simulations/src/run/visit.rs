@@ -3,7 +3,8 @@
 use scheduler::recover::{Failure, Options, Recovery, SILENCE_MS};
 use scheduler::{Millis, Segment};
 
-use super::{Event, Run};
+use super::choose::{Choice, Question};
+use super::{Event, REGRET_EVERY, Run};
 use crate::policy::Policy;
 use crate::world::{VISIT_MS, id, index};
 
@@ -11,9 +12,28 @@ impl Run<'_> {
     /// Finds a pipeline for the rest of a request, or gives it up.
     pub(super) fn route_again(&mut self, request: usize) {
         self.release(request);
-        let Some((pipeline, covers)) = self.choose(request) else { return self.end(request, false) };
-        self.check_route(request, &pipeline);
+        let question = Question {
+            scenario: self.scenario,
+            policy: self.policy,
+            world: &self.world,
+            now: self.now,
+            request,
+            live: &self.live[request],
+        };
+        let Some(Choice { pipeline, covers, asked_ms }) =
+            self.chooser.choose(&question, &mut self.placed, &mut self.chance)
+        else {
+            return self.end(request, false);
+        };
+        let (not_held, abroad) = question.breaks(&pipeline);
+        self.outcome.violations.not_held += not_held;
+        self.outcome.violations.ends_abroad += u64::from(abroad);
+        let sampled = request.is_multiple_of(REGRET_EVERY) && self.world.nodes <= 2_000;
+        if sampled && question.live.attempt == 0 {
+            self.outcome.regret.extend(question.regret(&pipeline));
+        }
         let live = &mut self.live[request];
+        live.delay_ms += asked_ms;
         let kept = |segment: &Segment| {
             live.segments.iter().position(|old| old == segment).map_or(0, |at| live.have[at])
         };
@@ -29,9 +49,10 @@ impl Run<'_> {
         for segment in &live.segments {
             *self.running.entry((live.requester, segment.node)).or_insert(0) += 1;
             let machine = &mut self.world.machines[index(segment.node)];
-            machine.count(self.now, true);
+            machine.work.count(self.now, true);
             if index(segment.node) < self.world.nodes {
-                self.outcome.peak = self.outcome.peak.max(f64::from(machine.sessions) / machine.lanes as f64);
+                self.outcome.peak =
+                    self.outcome.peak.max(f64::from(machine.work.sessions) / machine.lanes as f64);
             }
         }
         self.note_spread();
@@ -42,7 +63,7 @@ impl Run<'_> {
         let holders = self.world.machines[..self.world.nodes].iter().filter(|m| m.up && !m.held.is_empty());
         let (mut sum, mut most, mut count) = (0.0, 0f64, 0.0);
         for machine in holders {
-            let load = f64::from(machine.sessions) / machine.lanes as f64;
+            let load = f64::from(machine.work.sessions) / machine.lanes as f64;
             (sum, most, count) = (sum + load, most.max(load), count + 1.0);
         }
         if sum >= count && sum > 0.0 {
@@ -56,7 +77,7 @@ impl Run<'_> {
             match self.running.get_mut(&(live.requester, segment.node)) {
                 Some(count) if *count > 0 => {
                     *count -= 1;
-                    self.world.machines[index(segment.node)].count(self.now, false);
+                    self.world.machines[index(segment.node)].work.count(self.now, false);
                 }
                 _ => self.outcome.violations.unbalanced += 1,
             }
@@ -75,6 +96,10 @@ impl Run<'_> {
 
     /// To the next stage with the activations of `tokens` tokens; to and from the requester go token ids only.
     fn travel(&mut self, from: usize, to: usize, tokens: u32, request: usize, attempt: u32) {
+        if let Some(mut near) = self.world.near.take() {
+            near.meet(&self.world, from, to);
+            self.world.near = Some(near);
+        }
         let asked = std::mem::take(&mut self.live[request].delay_ms);
         let hop = self.world.hop_ms(from, to) * (1.0 + self.scenario.jitter * self.chance.unit());
         let ms = asked + hop + self.world.transfer_ms(from, to, tokens);
@@ -101,7 +126,7 @@ impl Run<'_> {
     fn serve(&mut self, at: usize) {
         while self.servers[at].serving.len() < self.world.machines[at].lanes {
             let Some((request, attempt, since)) = self.servers[at].queue.pop_front() else { return };
-            self.world.machines[at].seen_ms.2 += self.now - since;
+            self.world.machines[at].work.waited_ms += self.now - since;
             let live = &self.live[request];
             if live.attempt != attempt || live.over {
                 self.world.machines[at].load -= 1;
@@ -110,13 +135,13 @@ impl Run<'_> {
             let tokens = live.lacks(live.stage);
             let ms = self.world.visit_ms(at, live.segments[live.stage].layers.len(), tokens);
             self.servers[at].serving.push((request, attempt));
-            self.world.machines[at].seen_ms.1 += ms;
+            self.world.machines[at].work.served_ms += ms;
             self.servers[at].visits += 1;
             let boot = self.servers[at].boot;
             if tokens == 1 && self.policy == Policy::Ours {
                 let layers = f64::from(live.segments[live.stage].layers.len());
                 let each = (ms - VISIT_MS) / layers;
-                self.view.observe_speed(id(at), Millis(self.now as u64), each);
+                self.chooser.view.observe_speed(id(at), Millis(self.now as u64), each);
             }
             self.at(self.now + ms, Event::Served { at, boot, request, attempt });
         }
@@ -150,11 +175,11 @@ impl Run<'_> {
         self.outcome.violations.order += u64::from(!ordered);
         live.known += 1;
         live.budget.step_done();
-        match live.first {
-            None => live.first = Some(now - live.began),
-            Some(_) => live.stall = live.stall.max(now - live.last),
+        match live.times.first {
+            None => live.times.first = Some(now - live.times.began),
+            Some(_) => live.times.stall = live.times.stall.max(now - live.times.last),
         }
-        live.last = now;
+        live.times.last = now;
         if let Some(count) = self.outcome.tokens_by_second.get_mut((now / 1_000.0) as usize) {
             *count += 1;
             self.outcome.tokens += 1;
@@ -175,7 +200,7 @@ impl Run<'_> {
         let stage = live.stage.min(live.segments.len() - 1);
         let node = live.segments[stage].node;
         live.failed.push(node);
-        self.view.snub(Millis(self.now as u64), node);
+        self.chooser.view.snub(Millis(self.now as u64), node);
         // Covers were chosen segment by segment; after a tiled one the indices have moved, so they are used once.
         let covers = std::mem::take(&mut live.covers);
         let cover = covers.into_iter().find(|cover| cover.index == stage).map(|cover| cover.segments);
@@ -206,13 +231,13 @@ impl Run<'_> {
         if whole {
             self.outcome.requests.1 += 1;
             let further = f64::from(live.known - prompt - 1);
-            let first = live.first.unwrap_or(0.0);
+            let first = live.times.first.unwrap_or(0.0);
             if further > 0.0 {
-                self.outcome.each_ms.push((live.last - live.began - first) / further);
+                self.outcome.each_ms.push((live.times.last - live.times.began - first) / further);
             }
             self.outcome.first_ms.push(first);
             if live.crashed {
-                self.outcome.stall_ms.push(live.stall);
+                self.outcome.stall_ms.push(live.times.stall);
             }
         } else {
             self.outcome.requests.2 += 1;

@@ -17,16 +17,16 @@ pub(super) fn run(args: &BenchArgs, positions: usize) -> Result<()> {
     let Device::Cpu(cpu) = &device else {
         return Err(Error::usage("--positions times the kernels of the processor: add --device cpu"));
     };
-    let times = probe::attention(cpu, args.attention, positions, args.runs as usize)?;
+    let times = probe::attention(cpu, args.attention.kind, positions, args.runs as usize)?;
     let (pairs, dense) =
-        (args.attention.pairs(positions as u64), positions as u64 * (positions as u64 + 1) / 2);
+        (args.attention.kind.pairs(positions as u64), positions as u64 * (positions as u64 + 1) / 2);
     let (pass_ms, step_ms) = (quantile(times.pass_ms, 0.5), quantile(times.step_ms, 0.5));
     let (heads, dim) = (probe::HEADS.kv_heads, probe::HEADS.head_dim);
     // A product and a sum for every value of a key, and of a value.
     let gflop_s = pairs as f64 * (4 * heads * dim) as f64 / pass_ms / 1e6;
     if args.json {
         return output::json_line(&json!({
-            "attention": args.attention.to_string(),
+            "attention": args.attention.kind.to_string(),
             "positions": positions,
             "heads": heads,
             "head_dim": dim,
@@ -42,7 +42,7 @@ pub(super) fn run(args: &BenchArgs, positions: usize) -> Result<()> {
     }
     say!(
         "{} over {positions} positions, {heads} heads of {dim}, on {} threads",
-        args.attention,
+        args.attention.kind,
         cpu.pool().threads()
     );
     say!("pairs     {pairs:>9} of {dense}, {:.1} times fewer", dense as f64 / pairs as f64);

@@ -66,7 +66,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
     let beside = beside(&args, which.id, &home, &known)?;
-    if !args.no_share && !args.ask_only {
+    if !args.hold.no_share && !args.hold.ask_only {
         let served = which.id.into_iter().chain(beside.iter().filter_map(|beside| beside.place.id()));
         share(&home, &served.collect::<Vec<_>>())?;
     }
@@ -100,7 +100,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
             threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
             device: args.engine.device,
-            kv_bytes: args.memory << 20,
+            kv_bytes: args.hold.memory << 20,
             pin: !args.engine.no_pin,
             nice: true,
             ..Spec::new(source)
@@ -116,7 +116,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         absent: which.absent,
         beside,
         caps: caps(&args.caps),
-        front: daemon::Front { about, swarm: args.swarm.clone(), door: Some(door) },
+        front: daemon::Front { about, swarm: args.reach.swarm.clone(), door: Some(door) },
         keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
@@ -221,14 +221,14 @@ fn agree(
         }
     };
     match layers {
-        0 => say!("Joining \"{}\" to ask only: this machine serves nothing.", args.swarm),
+        0 => say!("Joining \"{}\" to ask only: this machine serves nothing.", args.reach.swarm),
         _ => say!(
             "Joining \"{}\": this machine serves {at_most}{layers} of {num_layers} layers of {} ({} in memory), and up to {} for \
              other people's sessions, at low priority.",
-            args.swarm,
+            args.reach.swarm,
             args.engine.model,
             human_bytes(bytes),
-            human_bytes(args.memory << 20)
+            human_bytes(args.hold.memory << 20)
         ),
     }
     agree_beside(args, known)?;
@@ -238,8 +238,8 @@ fn agree(
 
 /// Says what comes beside the first model.
 fn agree_beside(args: &JoinArgs, known: &[Signed]) -> Result<()> {
-    for also in &args.also {
-        let layers = match (&also.layers, args.ask_only) {
+    for also in &args.hold.also {
+        let layers = match (&also.layers, args.hold.ask_only) {
             (_, true) => "to ask only: its first and last layer are loaded where its file is here".to_owned(),
             (Some(layers), false) => {
                 let ranges: Vec<String> = layers.0.iter().map(ToString::to_string).collect();
@@ -250,7 +250,9 @@ fn agree_beside(args: &JoinArgs, known: &[Signed]) -> Result<()> {
         let terms = terms(known, &also.model);
         say!("Beside it, in a process of its own: {}, {layers}.{terms}", also.model);
     }
-    if let Some(bytes) = caps(&args.caps).weights_bytes.filter(|_| !args.also.is_empty() && !args.ask_only) {
+    if let Some(bytes) =
+        caps(&args.caps).weights_bytes.filter(|_| !args.hold.also.is_empty() && !args.hold.ask_only)
+    {
         say!("The weights of all of them together take at most {}.", human_bytes(bytes));
     }
     Ok(())
@@ -282,17 +284,17 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
     if most.is_empty() {
         say!(
             "Joining \"{}\" to ask only: nothing is fetched, peers that hold {} answer.",
-            args.swarm,
+            args.reach.swarm,
             args.engine.model
         );
     } else {
         say!(
             "Joining \"{}\": {} is not on this machine. {most} of it will be fetched from peers and served, within {}, and \
              up to {} for other people's sessions, at low priority. Until then peers answer your prompts (--mode open).{}",
-            args.swarm,
+            args.reach.swarm,
             args.engine.model,
             if bounds.is_empty() { "what is free".to_owned() } else { bounds.join(" and ") },
-            human_bytes(args.memory << 20),
+            human_bytes(args.hold.memory << 20),
             terms(known, &args.engine.model)
         );
     }
@@ -340,10 +342,10 @@ fn share(home: &Path, served: &[ModelId]) -> Result<()> {
 /// answer.
 fn take_up(args: &mut JoinArgs, invite: &Invite) {
     if let Some(name) = &invite.name {
-        args.swarm.clone_from(name);
+        args.reach.swarm.clone_from(name);
     }
     if let Some(model) =
-        invite.model.filter(|_| !args.ask_only && args.engine.model == library::DEFAULT_MODEL)
+        invite.model.filter(|_| !args.hold.ask_only && args.engine.model == library::DEFAULT_MODEL)
     {
         args.engine.model = content::hex(model);
     }
@@ -359,39 +361,39 @@ fn network(
     let (swarm, name, psk, contacts) = match invite {
         Some(invite) => (invite.swarm, invite.name, invite.psk, invite.contacts),
         None => {
-            let name = args.swarm.clone();
+            let name = args.reach.swarm.clone();
             (SwarmId::named(&name), Some(name), private_key(args, home)?, Vec::new())
         }
     };
     let mut config = p2p::Config::new(identity);
     config.swarm = swarm;
     config.psk = psk;
-    config.loopback_only = args.loopback;
-    config.mdns = !args.loopback;
-    config.upnp = !args.loopback;
-    config.relay = !args.loopback || args.carry;
-    config.relays.clone_from(&args.relay);
-    config.punch = !args.no_punch;
-    args.links.apply(&mut config)?;
+    config.loopback_only = args.reach.loopback;
+    config.mdns = !args.reach.loopback;
+    config.upnp = !args.reach.loopback;
+    config.relay = !args.reach.loopback || args.reach.carry;
+    config.relays.clone_from(&args.reach.relay);
+    config.punch = !args.reach.no_punch;
+    args.reach.links.apply(&mut config)?;
     config.cache = Some(home.join("peers"));
-    if !args.listen.is_empty() {
-        config.listen = args.listen.clone();
-    } else if args.loopback {
+    if !args.reach.listen.is_empty() {
+        config.listen = args.reach.listen.clone();
+    } else if args.reach.loopback {
         config.listen = ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"].map(str::to_owned).to_vec();
     }
-    config.bootstrap = args.peer.clone();
+    config.bootstrap = args.reach.peer.clone();
     config.bootstrap.extend(contacts.iter().flat_map(|contact| contact.addresses.iter().cloned()));
     Ok((config, Invite { swarm, name, model: None, psk, contacts: Vec::new() }))
 }
 
 /// The key of a private swarm, made once.
 fn private_key(args: &JoinArgs, home: &Path) -> Result<Option<[u8; 32]>> {
-    if !args.private {
+    if !args.reach.private {
         return Ok(None);
     }
-    let seed = Identity::load_or_create(&home.join(format!("swarm-{}.key", args.swarm)));
+    let seed = Identity::load_or_create(&home.join(format!("swarm-{}.key", args.reach.swarm)));
     let seed = seed.map_err(|e| Error::Failed(e.to_string()))?;
-    Ok(Some(*blake3::hash(&seed.sign("shoal/private/1", args.swarm.as_bytes())).as_bytes()))
+    Ok(Some(*blake3::hash(&seed.sign("shoal/private/1", args.reach.swarm.as_bytes())).as_bytes()))
 }
 
 fn show(notice: Notice, json: bool) -> Result<()> {

@@ -76,7 +76,7 @@ pub(super) fn beside(
     home: &Path,
     known: &[Signed],
 ) -> Result<Vec<Beside>> {
-    if args.also.len() > MOST_BESIDE {
+    if args.hold.also.len() > MOST_BESIDE {
         return Err(Error::usage(format!(
             "a node holds at most {MOST_BESIDE} models beside the first: leave out some --also"
         )));
@@ -84,7 +84,7 @@ pub(super) fn beside(
     let one = |also: &Also| {
         let Which { id, here, absent } = which(args, &also.model, home, known)?;
         let num_layers = here.as_ref().map(|here| here.header.num_layers());
-        let serve = match (&also.layers, args.ask_only) {
+        let serve = match (&also.layers, args.hold.ask_only) {
             (_, true) => Serve::These(Vec::new()),
             (Some(layers), false) => these(&also.model, layers.0.clone(), num_layers)?,
             (None, false) => Serve::Scarcest(u32::MAX),
@@ -108,7 +108,7 @@ pub(super) fn beside(
         };
         Ok(Beside { place, serve, about })
     };
-    let all: Vec<Beside> = args.also.iter().map(one).collect::<Result<_>>()?;
+    let all: Vec<Beside> = args.hold.also.iter().map(one).collect::<Result<_>>()?;
     let mut ids: Vec<ModelId> = all.iter().filter_map(|beside| beside.place.id()).chain(first).collect();
     ids.sort_unstable();
     match ids.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -122,10 +122,12 @@ pub(super) fn beside(
 /// Layers to serve, of a model with so many where that is known.
 pub(super) fn what_to_serve(args: &JoinArgs, known: Option<u32>) -> Result<Serve> {
     let num_layers = known.unwrap_or(u32::MAX);
-    let layers = match (&args.layers, args.ask_only) {
+    let layers = match (&args.hold.layers, args.hold.ask_only) {
         (_, true) => Vec::new(),
         (Some(layers), _) => layers.0.clone(),
-        (None, false) => return Ok(Serve::Scarcest(args.max_layers.unwrap_or(num_layers).min(num_layers))),
+        (None, false) => {
+            return Ok(Serve::Scarcest(args.hold.max_layers.unwrap_or(num_layers).min(num_layers)));
+        }
     };
     these("--layers", layers, Some(num_layers))
 }

@@ -18,10 +18,10 @@ use crate::feedback::FeedbackQueue;
 /// handshake over a relay.
 const HEAD_START: Duration = Duration::from_secs(1);
 
-/// Dials both; false when the next route should lead past the first, which `lessons` knows then.
+/// Dials both; false when the next route should lead past the first, which `feedback` knows then.
 pub(super) async fn reaches(
     network: &Network,
-    lessons: &FeedbackQueue,
+    feedback: &FeedbackQueue,
     me: NodeId,
     [first, second]: &[Vec<Contact>; 2],
 ) -> bool {
@@ -39,10 +39,10 @@ pub(super) async fn reaches(
     };
     let late = || first.iter().map(|contact| contact.node).collect();
     for node in found.iter().flatten() {
-        lessons.silent(*node);
+        feedback.silent(*node);
     }
     let past: Vec<NodeId> = found.unwrap_or_else(late);
-    past.iter().for_each(|node| lessons.apart(me, *node));
+    past.iter().for_each(|node| feedback.apart(me, *node));
     past.is_empty()
 }
 
@@ -77,11 +77,11 @@ mod tests {
         let sybil = Identity::from_seed([63; 32]).node();
         let absent = Contact { node: sybil, addresses: vec![nowhere] };
         let there = theirs.contact().await;
-        let lessons = FeedbackQueue::default();
+        let feedback = FeedbackQueue::default();
         let me = ours.contact().await.node;
-        assert!(reaches(&ours, &lessons, me, &[vec![there.clone()], vec![absent.clone()]]).await);
-        assert!(lessons.take().is_empty());
-        assert!(!reaches(&ours, &lessons, me, &[vec![absent], vec![there]]).await);
-        assert!(lessons.take().contains(&crate::feedback::Feedback::Apart(me, sybil)));
+        assert!(reaches(&ours, &feedback, me, &[vec![there.clone()], vec![absent.clone()]]).await);
+        assert!(feedback.take().is_empty());
+        assert!(!reaches(&ours, &feedback, me, &[vec![absent], vec![there]]).await);
+        assert!(feedback.take().contains(&crate::feedback::Feedback::Apart(me, sybil)));
     }
 }

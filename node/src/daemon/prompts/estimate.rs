@@ -110,22 +110,40 @@ impl Expected {
         1e3 / self.step_ms().max(1e-6)
     }
 
+    /// How the first token and the further ones of the prompt that ended with `report` came: predicted and seen, ms; zeros of
+    /// what was disturbed by a fault, found computed already or not like what was predicted.
+    pub fn came_true(&self, report: &Report) -> [(f64, f64); 2] {
+        if !self.undisturbed(report) {
+            return Default::default();
+        }
+        let first = if report.cached == 0 { (self.ttft_ms(), report.times.ttft_ms) } else { (0.0, 0.0) };
+        let further = match plain_steps(report) {
+            0..LEAST_STEPS => (0.0, 0.0),
+            _ => (self.step_ms(), plain_step_ms(report)),
+        };
+        [first, further]
+    }
+
+    /// Whether the prompt ran where it was predicted to, without a fault.
+    fn undisturbed(&self, report: &Report) -> bool {
+        let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
+        same && report.disturbances.faults.is_empty() && report.disturbances.hedged.is_empty()
+    }
+
     /// What the prompt that ended with `report` taught.
     pub fn measured(&self, report: &Report) -> Measured {
-        let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
-        let undisturbed = same && report.faults.is_empty() && report.hedged.is_empty();
-        if !undisturbed || plain_steps(report) < LEAST_STEPS {
+        if !self.undisturbed(report) || plain_steps(report) < LEAST_STEPS {
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);
         let factor = |opened_ms: f64| {
-            let took_ms = (report.ttft_ms - opened_ms - self.home_ms).max(0.0);
+            let took_ms = (report.times.ttft_ms - opened_ms - self.home_ms).max(0.0);
             (self.prefill_ms > 0.0).then(|| (took_ms / self.prefill_ms).clamp(1.0 / MOST_FACTOR, MOST_FACTOR))
         };
         let mut measured = Measured {
-            opening_ms: report.opened_ms.map(opening),
+            opening_ms: report.times.opened_ms.map(opening),
             // What was computed before says nothing of what computing takes.
-            prefill_factor: report.opened_ms.filter(|_| report.cached == 0).and_then(factor),
+            prefill_factor: report.times.opened_ms.filter(|_| report.cached == 0).and_then(factor),
             ..Measured::default()
         };
         let took = took(report);
@@ -145,19 +163,24 @@ impl Expected {
 
 /// Steps of one row, which is what predictions are about.
 fn plain_steps(report: &Report) -> usize {
-    if report.drafts.all().0 > 0 { report.plain.0 as usize } else { report.gaps_ms.len() }
+    if report.drafts.all().0 > 0 { report.times.plain.0 as usize } else { report.times.gaps_ms.len() }
+}
+
+/// What a step of one row took, ms.
+fn plain_step_ms(report: &Report) -> f64 {
+    match report.times.plain {
+        (steps, ms) if report.drafts.all().0 > 0 => ms / f64::from(steps.max(1)),
+        _ => report.times.gaps_ms.iter().sum::<f64>() / report.times.gaps_ms.len().max(1) as f64,
+    }
 }
 
 /// How long each stage of a prompt took for a token, as [`Part::ms`]; the last one together with what is done at home.
 fn took(report: &Report) -> Vec<Option<f64>> {
     let mut before = 0.0;
-    let step = match report.plain {
-        (steps, ms) if report.drafts.all().0 > 0 => ms / f64::from(steps.max(1)),
-        _ => report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64,
-    };
+    let step = plain_step_ms(report);
     let last = report.segments.len().saturating_sub(1);
     let ends = (0..report.segments.len()).map(|at| {
-        let end = if at == last { step } else { report.stage_ms.get(at).copied().unwrap_or(0.0) };
+        let end = if at == last { step } else { report.times.stage_ms.get(at).copied().unwrap_or(0.0) };
         (end > 0.0).then_some(end)
     });
     ends.map(|end| {
@@ -191,6 +214,7 @@ pub fn stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Times;
     use scheduler::cost::Cost;
 
     fn leg(node: u64, start: u32, end: u32, decode_ms: f64, hop_ms: f64) -> Leg {
@@ -225,7 +249,8 @@ mod tests {
 
     fn report(stage_ms: &[f64], gap: f64) -> Report {
         let segments = expected().parts.iter().map(|part| part.segment).collect();
-        Report { stage_ms: stage_ms.to_vec(), gaps_ms: vec![gap; 8], ..Report::new(segments) }
+        let times = Times { stage_ms: stage_ms.to_vec(), gaps_ms: vec![gap; 8], ..Times::default() };
+        Report { times, ..Report::new(segments) }
     }
 
     #[test]
@@ -246,10 +271,12 @@ mod tests {
         let slow = expected().measured(&report(&[1.0, 31.0, 59.0, 0.0], 64.0));
         assert_eq!(slow.visits, [(me, 1.0, 1.0), (two, 3.0, 10.0), (three, 3.0, 3.0)]);
         assert_eq!(slow.home_ms, Some(4.0));
-        let opened = Report { opened_ms: Some(47.0), ..report(&[1.0, 24.0, 52.0, 0.0], 55.0) };
+        let mut opened = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
+        opened.times.opened_ms = Some(47.0);
         assert_eq!(expected().measured(&opened).opening_ms, Some(7.0));
         // 47 ms to open, 2 for the head; the prompt was said to take 95.
-        let slow = Report { ttft_ms: 239.0, ..opened };
+        let mut slow = opened;
+        slow.times.ttft_ms = 239.0;
         let factor = expected().measured(&slow).prefill_factor;
         assert_eq!(factor, Some(2.0));
         let learned = Expected { prefill_factor: 2.0, ..expected() };
@@ -259,8 +286,12 @@ mod tests {
             factor,
             "by what is said, not by what was learned"
         );
+        assert_eq!(expected().came_true(&slow), [(140.0, 239.0), (55.0, 55.0)]);
+        let known = Report { cached: 3, ..report(&[1.0, 24.0, 52.0, 0.0], 57.0) };
+        assert_eq!(expected().came_true(&known), [(0.0, 0.0), (55.0, 57.0)], "the beginning was known");
         let mut moved = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
-        moved.faults.push((two, 100.0));
+        moved.disturbances.faults.push((two, 100.0));
         assert_eq!(expected().measured(&moved), Measured::default());
+        assert_eq!(expected().came_true(&moved), [(0.0, 0.0); 2], "a fault says nothing of the next one");
     }
 }

@@ -29,7 +29,8 @@ use crate::{
     },
     feedback::{FeedbackQueue, Waiting},
     request::{
-        self, CHUNK_ROWS, DraftTerms, Means, Plan, Progress, Recalled, Recollections, Report, Reroute,
+        self, CHUNK_ROWS, Checking, DraftTerms, Findings, Means, Plan, PlannedRoute, Progress, Recalled,
+        Recollections, Reroute, RowForm,
     },
     rounding,
     sessions::{Order, SessionTable},
@@ -58,7 +59,7 @@ pub struct PromptTask {
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<Finished>,
-    pub(super) lessons: FeedbackQueue,
+    pub(super) feedback: FeedbackQueue,
     /// What ended prompts of this node leave behind; none for the prompts of other nodes.
     pub(super) memory: Option<Recollections>,
     /// Who is challenged by it: the pipeline must pass this node, and no client hears of the prompt.
@@ -319,10 +320,8 @@ impl PromptTask {
     /// What drafts its tokens.
     fn draft_terms(&self, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
         let ready = &self.local.ready;
-        let costs = ready.costs.as_ref();
-        let goes_back = costs.is_none_or(|costs| costs.layers().iter().all(|layer| layer.state_bytes == 0));
         let row_ms = ROW_SHARE * ready.decode_ms * f64::from(ready.num_layers);
-        DraftTerms { choice: ask.sampling.draft.clone(), goes_back, plain_ms, row_ms }
+        DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.goes_back, plain_ms, row_ms }
     }
 
     async fn run(
@@ -331,7 +330,7 @@ impl PromptTask {
         said: Said,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<(), Trouble> {
-        let mut waiting = Waiting::new(self.lessons.clone(), self.local.ready.model);
+        let mut waiting = Waiting::new(self.feedback.clone(), self.local.ready.model);
         let mut looks = 0;
         let mut full = waiting.others();
         loop {
@@ -385,7 +384,7 @@ impl PromptTask {
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
             && looks + 1 < LOOKS
-            && !dials::reaches(&self.network, &self.lessons, self.me, dials).await
+            && !dials::reaches(&self.network, &self.feedback, self.me, dials).await
         {
             let _ = self.finished.send(finished(None)).await;
             return Ok(Looked::Crowded);
@@ -427,17 +426,16 @@ impl PromptTask {
             auditor: self.local.auditor.clone(),
             worker: Arc::new(Assigned::new(self.local.worker.clone())),
             reroute: self.reroutes.clone(),
-            lessons: self.lessons.clone(),
+            feedback: self.feedback.clone(),
             lost: self.lost.subscribe(),
             memory: self.memory.clone(),
             progress,
         };
         let plan = Plan {
             session,
+            model,
             prompt: ids,
             max_tokens,
-            rounding,
-            attention: ask.attention,
             conduct: Conduct {
                 sampling,
                 seed: ask.seed,
@@ -448,23 +446,26 @@ impl PromptTask {
                 show_special: ask.api.show_special,
                 echo: ask.api.echo.then_some(matches!(ask.prompt, PromptInput::Text(_))),
             },
-            hidden: self.local.ready.hidden as usize,
-            model,
-            pipeline: routed.route.pipeline,
-            standbys: routed.standbys,
-            contacts: routed.contacts,
-            rtt_p99_ms: routed.rtt_p99_ms,
-            policy: routed.policy,
-            shape: routed.shape,
-            looks,
-            announced: routed.announced,
-            verify: ask.verify,
+            form: RowForm { rounding, attention: ask.attention, hidden: self.local.ready.hidden as usize },
+            route: PlannedRoute {
+                pipeline: routed.route.pipeline,
+                standbys: routed.standbys,
+                contacts: routed.contacts,
+                rtt_p99_ms: routed.rtt_p99_ms,
+                policy: routed.policy,
+                shape: routed.shape,
+                looks,
+                announced: routed.announced,
+            },
+            checking: Checking {
+                verify: ask.verify,
+                shares: self.local.shares.clone(),
+                approx: self.approx.clone(),
+                witnesses: routed.witnesses,
+            },
             shadow: ask.shadow,
-            shares: self.local.shares.clone(),
-            approx: self.approx.clone(),
             draft: self.draft_terms(ask, expected.step_ms()),
             costs: self.local.ready.costs.clone(),
-            witnesses: routed.witnesses,
             recalled,
         };
         let orders = inlets.orders.clone();
@@ -488,7 +489,7 @@ impl PromptTask {
                     if !tell_prompt(prompt, lines).await {
                         break;
                     }
-                    self.lessons.advanced();
+                    self.feedback.advanced();
                     text.push_str(&piece);
                     let logprobs = logprobs(logprob, bytes, top);
                     PromptEvent::Token(Token { id, text: piece, logprobs })
@@ -515,18 +516,18 @@ impl PromptTask {
                 Progress::Answered(_) if !ask.api.over_http => continue,
                 Progress::Answered(mut report) => {
                     told = true;
-                    tell_prompt(std::mem::take(&mut report.prompt), lines).await;
+                    tell_prompt(std::mem::take(&mut report.said.prompt), lines).await;
                     // No node serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
-                    let whole = format!("{text}{}", report.rest);
+                    let whole = format!("{text}{}", report.said.rest);
                     let report = done(&report, ask.mode, &route, &whole);
                     PromptEvent::Done(Box::new(PromptReport { checking: true, ..report }))
                 }
                 Progress::Done(mut report) => {
                     if !told {
-                        tell_prompt(std::mem::take(&mut report.prompt), lines).await;
+                        tell_prompt(std::mem::take(&mut report.said.prompt), lines).await;
                     }
-                    text.push_str(&report.rest);
+                    text.push_str(&report.said.rest);
                     ended = Some(report);
                     break;
                 }
@@ -539,7 +540,7 @@ impl PromptTask {
             let _ = orders.send(Order::Cancel).await;
             while let Some(piece) = news.recv().await {
                 if let Progress::Done(report) = piece {
-                    text.push_str(&report.rest);
+                    text.push_str(&report.said.rest);
                     ended = Some(report);
                     break;
                 }
@@ -557,17 +558,18 @@ impl PromptTask {
             let _ = self.finished.send(finished(None)).await;
             return Ok(Looked::Full);
         }
-        span.record("tokens", report.ids.len()).record("faults", report.faults.len());
-        span.record("ttft_ms", report.ttft_ms);
+        span.record("tokens", report.said.ids.len()).record("faults", report.disturbances.faults.len());
+        span.record("ttft_ms", report.times.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
         let said = done(&report, ask.mode, &route, &text);
-        let measured = expected.measured(&report);
-        let Report { outcomes, receipts, proofs, .. } = *report;
+        let (measured, came_true) = (expected.measured(&report), expected.came_true(&report));
+        let Findings { outcomes, receipts, proofs, .. } = report.findings;
         let over = Finished {
             session,
             model,
             report: self.prove.is_none().then(|| said.clone()),
             measured,
+            came_true,
             outcomes,
             receipts,
             proofs,

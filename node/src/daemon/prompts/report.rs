@@ -7,6 +7,7 @@ use p2p::codec;
 use scheduler::{
     NodeId,
     cost::Cost,
+    forecast::{Forecast, Score},
     recover::Failure,
     route::{NoRoute, Route},
     session::End,
@@ -19,8 +20,9 @@ use crate::{
     control::Mode,
     drafting::Tally,
     events::{
-        Conducted, DraftReport, FinishReason, Logprobs, Near, OwnRoute, PlannedStage, Predicted, Prediction,
-        PromptEvent, PromptReport, PromptToken, StageReport, Stall, Timing, Way,
+        Conducted, DraftReport, FinishReason, Logprobs, Near, OwnRoute, PlannedStage, Predicted,
+        PredictedRange, PredictedScore, Prediction, PromptEvent, PromptReport, PromptToken, StageReport,
+        Stall, Timing, Way,
     },
     request::Report,
     rounding,
@@ -103,9 +105,25 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
         ends_abroad: way(&comparison.plain, routed.steps_ms[1]),
         local: way(&comparison.local, routed.steps_ms[2]),
         local_wins: comparison.local_wins(),
+        range: Some(range(routed)),
         rounding_saves_ms: (wire == codec::Wire::Raw)
             .then(|| rounding_saves_ms(routed))
             .filter(|ms| *ms > 0.0),
+    }
+}
+
+/// From where to where the prediction may come true.
+fn range(routed: &Routed) -> PredictedRange {
+    let [first, further] = &routed.came_true;
+    let score = |forecast: &Forecast| {
+        let Score { count, median_error, within } = forecast.score()?;
+        Some(PredictedScore { answers: count, median_error, within })
+    };
+    PredictedRange {
+        ttft_ms: first.range(routed.expected.ttft_ms()),
+        step_ms: further.range(routed.expected.step_ms()),
+        ttft_score: score(first),
+        step_score: score(further),
     }
 }
 
@@ -125,13 +143,13 @@ fn whole_ms(routed: &Routed, cost: &Cost) -> f64 {
 /// The stages, and of those that others ran who checked them up to where.
 fn checked_stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
     let mut stages = estimate::stages(report, plan);
-    for (layers, by, upto) in &report.checks {
+    for (layers, by, upto) in &report.findings.checks {
         if let Some(stage) = stages.iter_mut().find(|stage| stage.range.start == layers.start()) {
             stage.checked_by = Some(by.iter().map(|node| format!("{node:?}")).collect());
             stage.checked_positions = Some(*upto);
         }
     }
-    for (layers, rows, median) in &report.near {
+    for (layers, rows, median) in &report.findings.near {
         if let Some(stage) = stages.iter_mut().find(|stage| stage.range.start == layers.start()) {
             stage.near = Some(Near { positions: *rows, distance: *median });
         }
@@ -150,12 +168,12 @@ fn drafts(tally: &Tally) -> Option<DraftReport> {
 /// What is said of an answer that is over; `why` remembers it.
 pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) -> PromptReport {
     let prompt_tokens = route.plan.prompt_tokens;
-    let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
+    let mean = report.times.gaps_ms.iter().sum::<f64>() / report.times.gaps_ms.len().max(1) as f64;
     let stalls = |of: &[(NodeId, f64)]| -> Vec<Stall> {
         of.iter().map(|(node, ms)| Stall { node: format!("{node:?}"), stall_ms: *ms }).collect()
     };
     let checkers: BTreeSet<String> =
-        report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
+        report.findings.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
     let (finish_reason, gave_up) = match report.end {
         End::Stop => (FinishReason::Stop, None),
         End::Length => (FinishReason::Length, None),
@@ -165,10 +183,10 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
     let timing = Timing {
         prompt_tokens,
         cached_tokens: report.cached.min(prompt_tokens),
-        ttft_ms: report.ttft_ms,
-        decode_tok_s: if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
+        ttft_ms: report.times.ttft_ms,
+        decode_tok_s: if report.times.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
         stages: checked_stages(report, &route.plan),
-        faults: stalls(&report.faults),
+        faults: stalls(&report.disturbances.faults),
     };
     let conducted = Conducted {
         model: route.model.clone(),
@@ -177,19 +195,19 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         attention: route.attention,
         cuts: route.cuts.clone(),
         gave_up,
-        stop: report.met.clone(),
-        ended_turn: report.ended_turn,
-        opened_ms: report.opened_ms,
+        stop: report.said.met.clone(),
+        ended_turn: report.said.ended_turn,
+        opened_ms: report.times.opened_ms,
         predicted: route.plan.predicted.clone(),
-        verified: report.verified,
-        settled_by_thirds: report.thirds,
+        verified: report.findings.verified,
+        settled_by_thirds: report.findings.thirds,
         checked_by: checkers.into_iter().collect(),
-        convicted: report.convicted.iter().map(|node| format!("{node:?}")).collect(),
-        integrity: report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
-        receipts: report.receipts.len(),
-        hedged: stalls(&report.hedged),
+        convicted: report.findings.convicted.iter().map(|node| format!("{node:?}")).collect(),
+        integrity: report.findings.integrity.map(|position| position.saturating_sub(prompt_tokens)),
+        receipts: report.findings.receipts.len(),
+        hedged: stalls(&report.disturbances.hedged),
         drafts: drafts(&report.drafts),
-        differing_answers: report.evidence,
+        differing_answers: report.findings.evidence,
         bytes_out: report.wire_bytes.0,
         bytes_in: report.wire_bytes.1,
     };
@@ -198,9 +216,9 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         mode: Some(mode),
         finish_reason,
         text: text.to_owned(),
-        rest: report.rest.clone(),
-        ids: report.ids.clone(),
-        completion_tokens: report.ids.len(),
+        rest: report.said.rest.clone(),
+        ids: report.said.ids.clone(),
+        completion_tokens: report.said.ids.len(),
         timing: Some(timing),
         conducted: Some(Box::new(conducted)),
         end: true,

@@ -442,7 +442,7 @@ fn seeds() -> u64 {
 }
 
 #[test]
-fn sampled_lies_are_caught_and_nobody_honest_is_convicted() {
+fn sampled_lies_are_caught_and_no_honest_node_is_convicted() {
     let tiny = Tiny::new();
     let experience = [0, 25, 150, 1_200];
     // By experience: lies that could be found by a check, those that were; for the whole: served, checked, verdicts.

@@ -194,6 +194,7 @@ pub struct Ready {
     /// Runs of layers that cost the same.
     pub costs: Vec<CostRun>,
     pub exact: bool,
+    pub goes_back: bool,
     pub attends_window: bool,
     pub attends_sparse: bool,
     pub sandboxed: bool,

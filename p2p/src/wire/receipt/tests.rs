@@ -146,7 +146,7 @@ fn a_lie_is_proven_offline_by_rows_or_tokens() {
 }
 
 #[test]
-fn the_truth_convicts_nobody() {
+fn the_truth_convicts_no_node() {
     for at in [0, 9, 31] {
         assert_eq!(transcript(7, 32, None, at).verify(NOW, &mut Layers), Err(Unproven::Honest));
         assert_eq!(with_tokens(transcript(7, 32, None, at)).verify(NOW, &mut Layers), Err(Unproven::Honest));
@@ -262,7 +262,7 @@ fn honest(session: u64) -> FraudProof {
 }
 
 #[test]
-fn ten_thousand_forged_proofs_convict_nobody() {
+fn ten_thousand_forged_proofs_convict_no_node() {
     let (mut forged, mut judged) = (0, 0);
     for seed in 0..10_000_u64 {
         // Unoptimized, checking a signature takes milliseconds: what gets as far as that is tried 2,000 times.
@@ -285,7 +285,7 @@ fn ten_thousand_forged_proofs_convict_nobody() {
 }
 
 #[test]
-fn damaged_proofs_convict_nobody_else() {
+fn damaged_proofs_convict_no_other_node() {
     let bytes = transcript(7, 16, Some(3), 3).encode().unwrap();
     for bit in (0..bytes.len() * 8).step_by(3) {
         let mut bad = bytes.clone();

@@ -1,7 +1,7 @@
 //! The buffers of a forward pass, made once.
 
 use super::{
-    super::batch::{Gave, Span},
+    super::{Gave, batch::Span},
     Buffers, Capacity, Shard,
 };
 use crate::{
@@ -14,9 +14,8 @@ use crate::{
 /// The kernels' scratch memory inside grows with the first pass of a size; later passes that are no larger allocate nothing.
 pub(super) struct CpuBuffers {
     pub(super) capacity: Capacity,
-    pub(super) hidden: usize,
-    pub(super) vocab: usize,
-    pub(super) has_head: bool,
+    pub(super) sizes: Sizes,
+    pub(super) spans: Vec<Span>,
     pub(super) gave: Gave,
     /// The residual stream, `[rows][hidden]`.
     pub(super) x: Vec<f32>,
@@ -24,22 +23,44 @@ pub(super) struct CpuBuffers {
     pub(super) h: Vec<f32>,
     /// The output of a sublayer, `[rows][hidden]`.
     pub(super) y: Vec<f32>,
-    pub(super) q: Vec<f32>,
-    pub(super) k: Vec<f32>,
-    pub(super) v: Vec<f32>,
+    pub(super) heads: Heads,
+    pub(super) hybrid: Hybrid,
     /// The output of attention, `[rows][mixed width]`.
     pub(super) attended: Vec<f32>,
-    pub(super) gate: Vec<f32>,
-    pub(super) up: Vec<f32>,
-    /// Per rope: (cos, sin) of every row and pair.
-    pub(super) tables: Vec<Vec<f32>>,
+    pub(super) inner: Inner,
+    pub(super) routing: Routing,
+    pub(super) per_layer: PerLayer,
+    /// `[wanted rows][vocab]`.
     pub(super) logits: Vec<f32>,
     pub(super) scratch: Activations,
-    pub(super) routing: Routing,
-    pub(super) hybrid: Hybrid,
-    pub(super) per_layer: PerLayer,
-    pub(super) jobs: Vec<AttentionJob<'static>>,
-    pub(super) spans: Vec<Span>,
+}
+
+/// What rows of a shard are like, to know its buffers by.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub hidden: usize,
+    pub vocab: usize,
+    pub has_head: bool,
+}
+
+/// The buffers of softmax attention.
+pub(super) struct Heads {
+    /// Queries, `[rows][heads * head width]`.
+    pub q: Vec<f32>,
+    /// Keys, `[rows][key heads * head width]`.
+    pub k: Vec<f32>,
+    /// Values, `[rows][key heads * head width]`.
+    pub v: Vec<f32>,
+    /// Per rope: (cos, sin) of every row and pair.
+    pub tables: Vec<Vec<f32>>,
+    /// The list that each layer's calls are made in.
+    pub jobs: Vec<AttentionJob<'static>>,
+}
+
+/// The inner rows of a feed-forward network, `[rows][inner width]`.
+pub(super) struct Inner {
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
 }
 
 /// The buffers of latent attention; empty in other models.
@@ -200,27 +221,26 @@ impl CpuBuffers {
         };
         Self {
             capacity: Capacity { rows, items, logit_rows },
-            hidden,
-            vocab: blueprint.vocab,
-            has_head: shard.head.is_some(),
+            sizes: Sizes { hidden, vocab: blueprint.vocab, has_head: shard.head.is_some() },
+            spans: Vec::with_capacity(items),
             gave: Gave::Rows,
             x: buffer(hidden),
             h: buffer(hidden),
             y: buffer(hidden),
-            q: buffer(q_width),
-            k: buffer(kv_width),
-            v: buffer(kv_width),
+            heads: Heads {
+                q: buffer(q_width),
+                k: buffer(kv_width),
+                v: buffer(kv_width),
+                tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
+                jobs: Vec::with_capacity(jobs),
+            },
+            hybrid: Hybrid::new(held, (blueprint.heads, q_width), rows),
             attended: buffer(mixed),
-            gate: buffer(blueprint.widest()),
-            up: buffer(blueprint.widest()),
-            tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
+            inner: Inner { gate: buffer(blueprint.widest()), up: buffer(blueprint.widest()) },
+            routing,
+            per_layer: PerLayer { rows: buffer(read), row: vec![0.0; read] },
             logits: vec![0.0; logit_rows * blueprint.vocab],
             scratch: Activations::new(),
-            routing,
-            hybrid: Hybrid::new(held, (blueprint.heads, q_width), rows),
-            per_layer: PerLayer { rows: buffer(read), row: vec![0.0; read] },
-            jobs: Vec::with_capacity(jobs),
-            spans: Vec::with_capacity(items),
         }
     }
 }
@@ -230,32 +250,16 @@ impl Buffers for CpuBuffers {
         self.capacity
     }
 
-    fn logits(&self, index: usize) -> &[f32] {
-        match self.spans.get(index) {
-            Some(span) if self.gave == Gave::Logits => {
-                &self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
-            }
-            _ => &[],
-        }
-    }
-
-    fn activations(&self, index: usize) -> &[f32] {
-        match self.spans.get(index) {
-            Some(span) if self.gave == Gave::Rows => {
-                let first = span.first + span.rows - span.wanted;
-                &self.x[first * self.hidden..][..span.wanted * self.hidden]
-            }
-            _ => &[],
-        }
-    }
-
-    fn states(&self, index: usize) -> &[f32] {
-        match self.spans.get(index) {
-            Some(span) if self.gave == Gave::States => {
-                &self.h[span.first_wanted * self.hidden..][..span.wanted * self.hidden]
-            }
-            _ => &[],
-        }
+    fn given(&self, gave: Gave, index: usize) -> &[f32] {
+        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave) else { return &[] };
+        // Without a head the wanted rows stay where they were.
+        let kept = span.first + span.rows - span.wanted;
+        let (results, first, width) = match gave {
+            Gave::Rows => (&self.x, kept, self.sizes.hidden),
+            Gave::Logits => (&self.logits, span.first_wanted, self.sizes.vocab),
+            Gave::States => (&self.h, span.first_wanted, self.sizes.hidden),
+        };
+        &results[first * width..][..span.wanted * width]
     }
 
     fn clear(&mut self) {

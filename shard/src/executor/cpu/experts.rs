@@ -21,7 +21,7 @@ pub(super) fn mix(
     ws: &mut CpuBuffers,
     rows: usize,
 ) {
-    let hidden = ws.hidden;
+    let hidden = ws.sizes.hidden;
     let size = rows * hidden;
     let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
     let routing = &mut ws.routing;
@@ -54,7 +54,8 @@ pub(super) fn mix(
             }
             &routing.gathered[..members.len() * hidden]
         };
-        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch, eps: 0.0 };
+        let buffers =
+            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut routing.output[..members.len() * hidden];
         run_network(cpu, network, spec.activation, (x, members.len()), buffers, out);
         for (&(row, weight), out) in members.iter().zip(out.chunks_exact(hidden)) {
@@ -72,7 +73,8 @@ pub(super) fn mix(
             }
             None => gates.fill(1.0),
         }
-        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch, eps: 0.0 };
+        let buffers =
+            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut routing.output[..size];
         run_network(cpu, network, spec.activation, (h, rows), buffers, out);
         for ((y, out), &gate) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).zip(gates.iter()) {

@@ -5,8 +5,8 @@ use std::mem;
 use scheduler::LayerRange;
 
 use super::super::{
-    Input, Item, Pass,
-    batch::{Gave, Span, refuse_non_finite, round_at},
+    Gave, Input, Item, Pass,
+    batch::{Span, refuse_non_finite, round_at},
 };
 use super::{
     Embedding, HeadWeights, Shard,
@@ -68,7 +68,7 @@ impl Shard {
         self.fill_tables(ws);
         let mut rows = rows;
         for layer in pass.layers.start()..pass.layers.end() {
-            round_at(pass.rounding, layer, &mut ws.x[..rows * ws.hidden])?;
+            round_at(pass.rounding, layer, &mut ws.x[..rows * ws.sizes.hidden])?;
             let last = head.is_some() && layer + 1 == pass.layers.end();
             let place = Place { layer: layer as usize, cached: (layer - pass.layers.start()) as usize };
             let weights = &self.layers[(layer - self.range.start()) as usize];
@@ -81,14 +81,14 @@ impl Shard {
                 per_layer::add(&self.cpu, (token, self.blueprint.norm.eps), ws, place.layer, rows);
             }
             if let Some(scale) = weights.scale {
-                self.cpu.scale(&mut ws.x[..rows * ws.hidden], scale);
+                self.cpu.scale(&mut ws.x[..rows * ws.sizes.hidden], scale);
             }
         }
-        round_at(pass.rounding, pass.layers.end(), &mut ws.x[..rows * ws.hidden])?;
+        round_at(pass.rounding, pass.layers.end(), &mut ws.x[..rows * ws.sizes.hidden])?;
         match head {
-            None => refuse_non_finite(&ws.x[..rows * ws.hidden], "outgoing activations"),
+            None => refuse_non_finite(&ws.x[..rows * ws.sizes.hidden], "outgoing activations"),
             Some(head) => {
-                let size = rows * ws.hidden;
+                let size = rows * ws.sizes.hidden;
                 norm(&self.cpu, self.blueprint.norm, &head.norm, &ws.x[..size], &mut ws.h[..size]);
                 if pass.states {
                     return refuse_non_finite(&ws.h[..size], "hidden states");
@@ -100,7 +100,7 @@ impl Shard {
 
     /// Puts the rows that enter the first layer into `ws.x`.
     fn enter(&self, ws: &mut CpuBuffers, items: &[Item<'_>]) -> Result<()> {
-        let hidden = ws.hidden;
+        let hidden = ws.sizes.hidden;
         for (item, span) in items.iter().zip(&ws.spans) {
             let x = &mut ws.x[span.first * hidden..(span.first + span.rows) * hidden];
             match (item.input, &self.embedding) {
@@ -138,7 +138,7 @@ impl Shard {
     /// Cosines and sines of every row, for each rotation in use.
     fn fill_tables(&self, ws: &mut CpuBuffers) {
         for ((rope, frequencies), table) in
-            self.blueprint.ropes.iter().zip(&self.frequencies).zip(&mut ws.tables)
+            self.blueprint.ropes.iter().zip(&self.frequencies).zip(&mut ws.heads.tables)
         {
             if table.is_empty() {
                 continue;
@@ -203,7 +203,7 @@ impl Shard {
 
     /// Adds what a sublayer made.
     fn add_to_residual(&self, ws: &mut CpuBuffers, rows: usize) {
-        let (x, y) = (&mut ws.x[..rows * ws.hidden], &ws.y[..rows * ws.hidden]);
+        let (x, y) = (&mut ws.x[..rows * ws.sizes.hidden], &ws.y[..rows * ws.sizes.hidden]);
         match self.blueprint.residual_scale {
             1.0 => self.cpu.add(x, y),
             scale => self.cpu.add_scaled(x, y, scale),
@@ -222,9 +222,9 @@ impl Shard {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let kv = spec.kv;
         let (q_width, kv_width) = (blueprint.heads * kv.head_dim, kv.kv_heads * kv.head_dim);
-        let q = &mut ws.q[..rows * q_width];
-        let k = &mut ws.k[..rows * kv_width];
-        let v = &mut ws.v[..rows * kv_width];
+        let q = &mut ws.heads.q[..rows * q_width];
+        let k = &mut ws.heads.k[..rows * kv_width];
+        let v = &mut ws.heads.v[..rows * kv_width];
         let h = &ws.h[..rows * blueprint.hidden];
         match (&weights.keys, &weights.gate) {
             (Keys::Own(keys, values), None) => {
@@ -247,7 +247,7 @@ impl Shard {
         for (item, span) in items.iter_mut().zip(&ws.spans).filter(|_| spec.source.is_none()) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
             let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
-            cpu.store_kv(paged.pages_mut(), kv, &ws.k[at.clone()], &ws.v[at], span.start);
+            cpu.store_kv(paged.pages_mut(), kv, &ws.heads.k[at.clone()], &ws.heads.v[at], span.start);
             paged.mark(span.start..span.start + span.rows);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
@@ -280,13 +280,13 @@ impl Shard {
         last: bool,
     ) -> usize {
         let (cpu, width) = (&*self.cpu, self.blueprint.q_width());
-        let (gates, inputs) = (&mut ws.q[..rows * width], &mut ws.attended[..rows * width]);
+        let (gates, inputs) = (&mut ws.heads.q[..rows * width], &mut ws.attended[..rows * width]);
         let h = &ws.h[..rows * self.blueprint.hidden];
         product(cpu, &mut ws.scratch, h, rows, [(gate, &mut *gates), (input, inputs)]);
         cpu.sigmoid(gates);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
-            let (gates, mixed) = (&ws.q, &mut ws.attended);
+            let (gates, mixed) = (&ws.heads.q, &mut ws.attended);
             state.pass(span.start, span.rows, |before, state, rows| {
                 if rows.start == 0 {
                     state.copy_from_slice(before);
@@ -310,8 +310,8 @@ impl Shard {
         let (eps, KvShape { kv_heads, head_dim: dim, .. }) = (blueprint.norm.eps, spec.kv);
         let kv_heads = if spec.source.is_some() { 0 } else { kv_heads };
         let sides = [
-            (&mut ws.q[..rows * blueprint.heads * dim], blueprint.heads, &weights.q_norm),
-            (&mut ws.k[..rows * kv_heads * dim], kv_heads, &weights.k_norm),
+            (&mut ws.heads.q[..rows * blueprint.heads * dim], blueprint.heads, &weights.q_norm),
+            (&mut ws.heads.k[..rows * kv_heads * dim], kv_heads, &weights.k_norm),
         ];
         for (x, heads, norm) in sides.into_iter().filter(|(_, heads, _)| *heads > 0) {
             // As long as a head, or as all of them.
@@ -320,7 +320,7 @@ impl Shard {
             }
             if let Some(index) = spec.rope {
                 let rope = &blueprint.ropes[index];
-                let table = &ws.tables[index][..rows * rope.dims];
+                let table = &ws.heads.tables[index][..rows * rope.dims];
                 cpu.rope(x, heads * dim, heads, dim, rope.dims, rope.pairing, table);
             }
             if spec.bare_norm == Some(BareNorm::Rotated) {
@@ -328,10 +328,10 @@ impl Shard {
             }
         }
         if spec.bare_norm == Some(BareNorm::Values) {
-            cpu.rms_norm_in_place(&mut ws.v[..rows * kv_heads * dim], dim, None, eps);
+            cpu.rms_norm_in_place(&mut ws.heads.v[..rows * kv_heads * dim], dim, None, eps);
         }
         if let Some(temperature) = spec.temperature {
-            let mut queries = ws.q.chunks_exact_mut(blueprint.heads * dim);
+            let mut queries = ws.heads.q.chunks_exact_mut(blueprint.heads * dim);
             for span in &ws.spans {
                 for (position, query) in (span.start..span.start + span.rows).zip(&mut queries) {
                     cpu.scale(query, temperature.at(position));
@@ -352,7 +352,7 @@ impl Shard {
         let Look { place, shape, scale, softcap, sinks, chunk } = look;
         let heads = self.blueprint.heads;
         let width = heads * shape.head_dim;
-        let mut jobs = recycle(mem::take(&mut ws.jobs));
+        let mut jobs = recycle(mem::take(&mut ws.heads.jobs));
         for (item, span) in items.iter().zip(&ws.spans) {
             let n = if last { span.wanted } else { span.rows };
             if n == 0 {
@@ -372,7 +372,7 @@ impl Shard {
                 let (here, rest) = mem::take(&mut out).split_at_mut(many * heads * shape.value_dim());
                 out = rest;
                 jobs.push(AttentionJob {
-                    q: &ws.q[(span.first + skipped + done) * width..][..many * width],
+                    q: &ws.heads.q[(span.first + skipped + done) * width..][..many * width],
                     pages: &paged.pages()[base / QUARTER..],
                     shape,
                     start: at - base,
@@ -389,7 +389,7 @@ impl Shard {
             }
         }
         self.cpu.attention(&mut jobs);
-        ws.jobs = recycle(jobs);
+        ws.heads.jobs = recycle(jobs);
     }
 
     /// `x += feed_forward(norm(x))`.
@@ -402,7 +402,7 @@ impl Shard {
         let spec = &blueprint.layers[place.layer].feed_forward;
         match (&layer.feed_forward, spec) {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
-                let (gate, up, scratch) = (&mut ws.gate, &mut ws.up, &mut ws.scratch);
+                let (gate, up, scratch) = (&mut ws.inner.gate, &mut ws.inner.up, &mut ws.scratch);
                 let buffers = Hidden { gate, up, scratch, eps: blueprint.norm.eps };
                 run_network(
                     cpu,
@@ -418,7 +418,7 @@ impl Shard {
             }
             (FeedForwardWeights::Both(both), FeedForward::Both(dense, spec)) => {
                 let eps = blueprint.norm.eps;
-                let (gate, up, scratch) = (&mut ws.gate, &mut ws.up, &mut ws.scratch);
+                let (gate, up, scratch) = (&mut ws.inner.gate, &mut ws.inner.up, &mut ws.scratch);
                 let buffers = Hidden { gate, up, scratch, eps };
                 let (h, beside) = (&ws.h[..size], &mut ws.routing.beside[..size]);
                 run_network(cpu, &both.dense, dense.activation, (h, rows), buffers, beside);
@@ -439,11 +439,11 @@ impl Shard {
 
     /// Head, factor and softcap of the normed rows that are left.
     fn leave(&self, ws: &mut CpuBuffers, head: &HeadWeights, rows: usize) -> Result<()> {
-        let (cpu, size) = (&*self.cpu, rows * ws.hidden);
-        let logits = &mut ws.logits[..rows * ws.vocab];
+        let (cpu, size) = (&*self.cpu, rows * ws.sizes.hidden);
+        let logits = &mut ws.logits[..rows * ws.sizes.vocab];
         let mut target = [Target { matrix: &head.matrix, out: logits }];
         cpu.matmul(&ws.h[..size], rows, &mut ws.scratch, &mut target);
-        let logits = &mut ws.logits[..rows * ws.vocab];
+        let logits = &mut ws.logits[..rows * ws.sizes.vocab];
         if let Some(bias) = &head.bias {
             cpu.add_bias(logits, bias);
         }
@@ -472,7 +472,7 @@ pub(super) fn keep_wanted(ws: &mut CpuBuffers) -> usize {
     if !ws.per_layer.row.is_empty() {
         keep_rows(&ws.spans, &mut ws.per_layer.rows, ws.per_layer.row.len());
     }
-    keep_rows(&ws.spans, &mut ws.x, ws.hidden)
+    keep_rows(&ws.spans, &mut ws.x, ws.sizes.hidden)
 }
 
 /// Moves the wanted rows of `x`, each of `width` values, to the front, in order, and returns how many there are.
@@ -488,7 +488,7 @@ pub(super) fn keep_rows(spans: &[Span], x: &mut [f32], width: usize) -> usize {
 
 /// The rows of the residual stream into `ws.h`, normed where the model does.
 fn norm_or_copy(cpu: &Cpu, spec: Norm, weights: Option<&NormWeights>, ws: &mut CpuBuffers, rows: usize) {
-    let size = rows * ws.hidden;
+    let size = rows * ws.sizes.hidden;
     match weights {
         Some(weights) => norm(cpu, spec, weights, &ws.x[..size], &mut ws.h[..size]),
         None => ws.h[..size].copy_from_slice(&ws.x[..size]),

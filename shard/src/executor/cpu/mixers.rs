@@ -160,18 +160,18 @@ impl Shard {
             }
         }
         // The rotated part goes first, where the rotation expects it.
-        let k = &mut ws.k[..rows * shape.head_dim];
+        let k = &mut ws.heads.k[..rows * shape.head_dim];
         for (made, key) in made.chunks_exact(shape.head_dim).zip(k.chunks_exact_mut(shape.head_dim)) {
             let (latent, rotated) = made.split_at(spec.rank);
             key[..spec.rotated].copy_from_slice(rotated);
             cpu.rms_norm(latent, spec.rank, Some(&weights.row_norm), eps, &mut key[spec.rotated..]);
         }
-        let q = &mut ws.q[..rows * heads * shape.head_dim];
+        let q = &mut ws.heads.q[..rows * heads * shape.head_dim];
         for (query, q) in queries.chunks_exact(spec.query()).zip(q.chunks_exact_mut(shape.head_dim)) {
             q[..spec.rotated].copy_from_slice(&query[spec.plain..]);
         }
         let rope = &blueprint.ropes[spec.rope];
-        let table = &ws.tables[spec.rope][..rows * rope.dims];
+        let table = &ws.heads.tables[spec.rope][..rows * rope.dims];
         for (x, heads) in [(&mut *q, heads), (&mut *k, 1)] {
             cpu.rope(x, heads * shape.head_dim, heads, shape.head_dim, rope.dims, rope.pairing, table);
         }
@@ -184,7 +184,7 @@ impl Shard {
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * shape.head_dim..(span.first + span.rows) * shape.head_dim;
             let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
-            cpu.store_kv(paged.pages_mut(), shape, &ws.k[at], &[], span.start);
+            cpu.store_kv(paged.pages_mut(), shape, &ws.heads.k[at], &[], span.start);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {

@@ -202,7 +202,7 @@ impl Executor for Shard {
         ws.clear();
         let ws: &mut CpuBuffers = ws.buffers()?;
         batch::check_held(self.range, pass.layers)?;
-        if ws.hidden != self.blueprint.hidden || ws.has_head != self.head.is_some() {
+        if ws.sizes.hidden != self.blueprint.hidden || ws.sizes.has_head != self.head.is_some() {
             return Err(Error::invalid("the workspace belongs to another shard"));
         }
         let outcome = batch::admit(self, ws.capacity, pass, items, &mut ws.spans)

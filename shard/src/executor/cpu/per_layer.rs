@@ -55,8 +55,8 @@ pub(super) fn add(
     rows: usize,
 ) {
     let (all, width) = (ws.per_layer.row.len(), weights.gate.matrix.rows());
-    let size = rows * ws.hidden;
-    let (gate, part) = (&mut ws.gate[..rows * width], &mut ws.up[..rows * width]);
+    let size = rows * ws.sizes.hidden;
+    let (gate, part) = (&mut ws.inner.gate[..rows * width], &mut ws.inner.up[..rows * width]);
     for (from, to) in ws.per_layer.rows.chunks_exact(all).zip(part.chunks_exact_mut(width)) {
         to.copy_from_slice(&from[layer * width..][..width]);
     }
@@ -64,6 +64,6 @@ pub(super) fn add(
     cpu.gelu_mul(gate, part);
     let y = &mut ws.y[..size];
     product(cpu, &mut ws.scratch, gate, rows, [(&weights.out, &mut *y)]);
-    cpu.rms_norm_in_place(y, ws.hidden, Some(&weights.norm), eps);
+    cpu.rms_norm_in_place(y, ws.sizes.hidden, Some(&weights.norm), eps);
     cpu.add(&mut ws.x[..size], y);
 }

@@ -11,10 +11,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    executor::{
-        Buffers, Capacity,
-        batch::{Gave, Span},
-    },
+    executor::{Buffers, Capacity, Gave, batch::Span},
     kernels::Pairing,
     models::NormKind,
 };
@@ -80,16 +77,12 @@ impl Buffers for GpuBuffers {
         self.capacity
     }
 
-    fn logits(&self, index: usize) -> &[f32] {
-        self.given(Gave::Logits, index)
-    }
-
-    fn activations(&self, index: usize) -> &[f32] {
-        self.given(Gave::Rows, index)
-    }
-
-    fn states(&self, index: usize) -> &[f32] {
-        self.given(Gave::States, index)
+    fn given(&self, gave: Gave, index: usize) -> &[f32] {
+        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave && !self.results.is_empty())
+        else {
+            return &[];
+        };
+        &self.results[span.first_wanted * self.width..][..span.wanted * self.width]
     }
 
     fn clear(&mut self) {
@@ -144,14 +137,6 @@ impl GpuBuffers {
             results: Vec::new(),
             width: 0,
         })
-    }
-
-    fn given(&self, gave: Gave, index: usize) -> &[f32] {
-        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave && !self.results.is_empty())
-        else {
-            return &[];
-        };
-        &self.results[span.first_wanted * self.width..][..span.wanted * self.width]
     }
 }
 

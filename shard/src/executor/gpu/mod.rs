@@ -35,8 +35,8 @@ use std::sync::{
 use scheduler::{AttentionKind, LayerRange};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
-    batch::{self, Gave, refuse_non_finite, round_at},
+    Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
+    batch::{self, refuse_non_finite, round_at},
     read_bytes,
     tags::Tags,
 };

@@ -10,16 +10,16 @@ impl Swarm {
             return;
         }
         match fault {
-            Fault::Crash { at, silent } if self.machines[at].up => {
+            Fault::Crash { at, silent } if self.machines[at].health.up => {
                 let now = self.now;
                 let fresh = {
                     let stage = &self.machines[at].stage;
                     Stage::new(stage.held.clone(), stage.slots(), stage.kv_room())
                 };
                 let machine = &mut self.machines[at];
-                machine.up = false;
-                machine.boot += 1;
-                machine.busy_until = now;
+                machine.health.up = false;
+                machine.health.boot += 1;
+                machine.health.busy_until = now;
                 machine.stage = fresh;
                 for to in (0..self.machines.len()).filter(|_| !silent) {
                     if let Some(way) = self.net.way_ms(at, to, |_| true)
@@ -33,11 +33,11 @@ impl Swarm {
             }
             Fault::Crash { .. } => {}
             Fault::Restart { at } => {
-                self.machines[at].up = true;
+                self.machines[at].health.up = true;
                 self.announce(at);
             }
-            Fault::Freeze { at, ms } => self.machines[at].frozen_until = self.now + ms,
-            Fault::Slow { at, times } => self.machines[at].slow = times,
+            Fault::Freeze { at, ms } => self.machines[at].health.frozen_until = self.now + ms,
+            Fault::Slow { at, times } => self.machines[at].health.slow = times,
             Fault::Cut { inside, outward, inward } => self.net.cut(inside, outward, inward),
         }
     }
@@ -49,11 +49,11 @@ impl Swarm {
         self.options.moves = false;
         for at in 0..self.machines.len() {
             let machine = &mut self.machines[at];
-            machine.up = true;
-            machine.slow = 1;
-            machine.withdrawn = None;
-            machine.frozen_until = machine.frozen_until.min(self.now);
-            machine.busy_until = machine.busy_until.min(self.now + 1_000);
+            machine.health.up = true;
+            machine.health.slow = 1;
+            machine.moving.withdrawn = None;
+            machine.health.frozen_until = machine.health.frozen_until.min(self.now);
+            machine.health.busy_until = machine.health.busy_until.min(self.now + 1_000);
             self.announce(at);
         }
     }
@@ -62,8 +62,8 @@ impl Swarm {
     pub(super) fn must(&mut self) {
         for at in self.options.nodes..self.machines.len() {
             let history = (0..self.options.tokens.0).map(|_| self.chance.below(50_000) as u32).collect();
-            let must = if self.feasible(at) { ASKS } else { 0 };
-            self.ask(at, Turn { history, left: 0, must }, 0);
+            let must = if self.requester(at).feasible() { ASKS } else { 0 };
+            self.requester(at).ask(Turn { history, left: 0, must }, 0);
         }
         self.at(self.now + SWEEP_MS, Happening::Settled);
     }

@@ -18,11 +18,11 @@ impl Swarm {
         let machine = &mut self.machines[at];
         machine.sequence += 1;
         let pretended = LayerSet::new(machine.pretends);
-        let loaded = match machine.withdrawn {
+        let loaded = match machine.moving.withdrawn {
             Some(kept) => machine.stage.held.ranges().iter().filter_map(|r| r.intersect(kept)).collect(),
             None => machine.stage.held.clone(),
         };
-        let decode_ms = machine.layer_ms * machine.slow as f64 * machine.claims;
+        let decode_ms = machine.layer_ms * machine.health.slow as f64 * machine.claims;
         let claim = Claim {
             node: id(at),
             operator: OperatorId::numbered(at as u64),
@@ -69,16 +69,16 @@ impl Swarm {
     pub(super) fn consider_moving(&mut self, at: usize) {
         let now = self.local(at);
         let layers = self.options.layers;
-        if self.machines[at].ticks.is_multiple_of(20) {
+        if self.machines[at].moving.ticks.is_multiple_of(20) {
             let len = 1 + self.chance.below(self.options.room as usize) as u32;
             let start = self.chance.below((layers - len.min(layers)) as usize + 1) as u32;
-            self.machines[at].wanted = LayerRange::new(start, (start + len).min(layers));
+            self.machines[at].moving.wanted = LayerRange::new(start, (start + len).min(layers));
         }
         let region = self.net.region(at);
         let movers: Vec<NodeId> =
             (0..self.options.nodes).filter(|&i| self.net.region(i) == region).map(id).collect();
         let machine = &mut self.machines[at];
-        machine.ticks += 1;
+        machine.moving.ticks += 1;
         machine.view.expire(now);
         let mut others = vec![0u32; layers as usize];
         for node in (0..self.options.nodes).filter(|other| *other != at) {
@@ -89,17 +89,19 @@ impl Swarm {
         let choice = Move {
             node: id(at),
             held: &machine.stage.held.clone(),
-            advised: machine.wanted,
+            advised: machine.moving.wanted,
             present_tps: 1.0,
             advised_tps: 2.0,
             others: &others,
             movers: &movers,
             tick: self.now / TICK_MS,
         };
-        match machine.keeper.tick(now, &choice) {
+        match machine.moving.keeper.tick(now, &choice) {
             Advice::Hold(range) => return self.hold(at, range),
-            Advice::Withdraw(range) if machine.withdrawn.is_none() => machine.withdrawn = Some(range),
-            Advice::Stay if machine.withdrawn.is_some() => machine.withdrawn = None,
+            Advice::Withdraw(range) if machine.moving.withdrawn.is_none() => {
+                machine.moving.withdrawn = Some(range)
+            }
+            Advice::Stay if machine.moving.withdrawn.is_some() => machine.moving.withdrawn = None,
             Advice::Withdraw(_) | Advice::Stay => return,
         }
         self.announce(at);
@@ -113,7 +115,7 @@ impl Swarm {
         };
         let before = everybody(&self.machines, self.options.nodes);
         let gone = self.machines[at].stage.hold(LayerSet::from(range));
-        self.machines[at].withdrawn = None;
+        self.machines[at].moving.withdrawn = None;
         let after = everybody(&self.machines, self.options.nodes);
         self.checks.covered(self.now, &before, &after, self.options.layers);
         self.report.moves += 1;

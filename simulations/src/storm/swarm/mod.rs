@@ -5,9 +5,6 @@ mod faults;
 mod hold;
 mod serve;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use scheduler::lease::Load;
 use scheduler::place::Keeper;
 use scheduler::recover::{BEACON_MS, Failure};
@@ -22,7 +19,9 @@ use crate::storm::checks::Checks;
 use crate::storm::net::Net;
 use crate::storm::options::Options;
 use crate::storm::stage::{Lease, Stage};
-use crate::storm::swarm::asker::{Asker, Turn};
+use crate::storm::swarm::asker::{Asker, Requester, Turn};
+use crate::storm::swarm::serve::Server;
+use crate::timeline::Timeline;
 pub(super) use crate::world::{id, index};
 
 /// A machine speaks this often, ms.
@@ -172,21 +171,32 @@ struct Clock {
     leap: Option<(u64, u64)>,
 }
 
-pub(super) struct Machine {
+/// Whether a machine runs, and how well.
+struct Health {
     up: bool,
     boot: u64,
     frozen_until: u64,
     slow: u64,
     busy_until: u64,
+}
+
+/// What a machine thinks of holding other layers.
+#[derive(Default)]
+struct Moving {
+    keeper: Keeper,
+    wanted: Option<LayerRange>,
+    withdrawn: Option<LayerRange>,
+    ticks: u64,
+}
+
+pub(super) struct Machine {
+    health: Health,
     layer_ms: f64,
     claims: f64,
     pretends: Option<LayerRange>,
     clock: Clock,
     sequence: u64,
-    keeper: Keeper,
-    wanted: Option<LayerRange>,
-    withdrawn: Option<LayerRange>,
-    ticks: u64,
+    moving: Moving,
     pub stage: Stage,
     pub view: SwarmView,
     pub asker: Asker,
@@ -202,10 +212,7 @@ pub(super) struct Swarm {
     pub checks: Checks,
     pub report: Report,
     pub sessions: u64,
-    order: u64,
-    queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    events: Vec<Option<Happening>>,
-    free: Vec<usize>,
+    timeline: Timeline<Happening>,
     healed: bool,
     /// Asks scheduled and not begun.
     due: usize,
@@ -218,10 +225,8 @@ pub(super) struct Swarm {
 pub fn run(options: &Options) -> Report {
     let mut swarm = Swarm::new(options);
     swarm.schedule();
-    while let Some(Reverse(key)) = swarm.queue.pop() {
-        let Some(happening) = swarm.events[key.2].take() else { continue };
-        swarm.free.push(key.2);
-        swarm.now = key.0;
+    while let Some((now, happening)) = swarm.timeline.next() {
+        swarm.now = now;
         swarm.report.events += 1;
         swarm.happen(happening);
         if swarm.over {
@@ -254,11 +259,7 @@ impl Swarm {
                 .jumps
                 .then(|| (draw.below(options.heal_ms as usize) as u64, 1_000 + draw.below(3_600_000) as u64));
             Machine {
-                up: true,
-                boot: 0,
-                frozen_until: 0,
-                slow: 1,
-                busy_until: 0,
+                health: Health { up: true, boot: 0, frozen_until: 0, slow: 1, busy_until: 0 },
                 layer_ms: if serves { 0.5 + 3.0 * draw.unit() } else { 1.0 },
                 claims: if serves && draw.happens(options.boasters) { 0.2 } else { 1.0 },
                 pretends: LayerRange::new(start, options.layers).filter(|_| pretends),
@@ -268,10 +269,7 @@ impl Swarm {
                     leap: leap.filter(|_| draw.happens(0.4)),
                 },
                 sequence: 0,
-                keeper: Keeper::default(),
-                wanted: None,
-                withdrawn: None,
-                ticks: 0,
+                moving: Moving::default(),
                 stage: Stage::new(held[at].clone(), slots, kv),
                 view: SwarmView::new(geography.unwrap_or_else(|| Geography::flat(50.0))),
                 asker: Asker::default(),
@@ -285,10 +283,7 @@ impl Swarm {
             checks: Checks::default(),
             report: Report::default(),
             sessions: 0,
-            order: 0,
-            queue: BinaryHeap::new(),
-            events: Vec::new(),
-            free: Vec::new(),
+            timeline: Timeline::default(),
             closing: false,
             healed: false,
             due: 0,
@@ -299,13 +294,17 @@ impl Swarm {
 
     pub fn at(&mut self, ms: u64, happening: Happening) {
         self.due += usize::from(matches!(happening, Happening::Ask { .. } | Happening::AskAgain { .. }));
-        self.order += 1;
-        let slot = self.free.pop().unwrap_or(self.events.len());
-        match self.events.get_mut(slot) {
-            Some(free) => *free = Some(happening),
-            None => self.events.push(Some(happening)),
-        }
-        self.queue.push(Reverse((ms.max(self.now), self.order, slot)));
+        self.timeline.add(ms.max(self.now), happening);
+    }
+
+    /// A machine in its part as requester.
+    fn requester(&mut self, at: usize) -> Requester<'_> {
+        Requester { swarm: self, here: at }
+    }
+
+    /// A machine in its part as server.
+    fn server(&mut self, at: usize) -> Server<'_> {
+        Server { swarm: self, here: at }
     }
 
     /// What a machine's own clock says.
@@ -363,11 +362,11 @@ impl Swarm {
 
     /// Sends a message, or lets the sender know that it cannot be sent.
     pub fn send(&mut self, from: usize, to: usize, body: Body) {
-        if !self.machines[from].up {
+        if !self.machines[from].health.up {
             return;
         }
         let machines = &self.machines;
-        match self.net.way_ms(from, to, |at| machines[at].up) {
+        match self.net.way_ms(from, to, |at| machines[at].health.up) {
             Some(way) => {
                 for when in self.net.send(self.now, from, to, way, &mut self.chance) {
                     self.at(when, Happening::Deliver { to, body: Box::new(body.clone()) });
@@ -393,17 +392,19 @@ impl Swarm {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Deliver { to, body } => match self.awake(to) {
-                Ok(true) => self.deliver(to, *body),
+                Ok(true) => self.server(to).deliver(*body),
                 Ok(false) => {}
                 Err(thaw) => self.at(thaw, Happening::Deliver { to, body }),
             },
             Happening::Computed { at, boot, lease, rows, outputs } => match self.awake(at) {
-                Ok(true) if self.machines[at].boot == boot => self.computed(at, &lease, rows, outputs),
+                Ok(true) if self.machines[at].health.boot == boot => {
+                    self.server(at).computed(&lease, rows, outputs)
+                }
                 Ok(_) => {}
                 Err(thaw) => self.at(thaw, Happening::Computed { at, boot, lease, rows, outputs }),
             },
             Happening::Beacon { at, boot, until, lease } => {
-                if self.awake(at) == Ok(true) && self.machines[at].boot == boot && self.now <= until {
+                if self.awake(at) == Ok(true) && self.machines[at].health.boot == boot && self.now <= until {
                     let Lease { session, stage, epoch, requester, .. } = *lease;
                     self.send(at, requester, Body::Beacon { session, stage, node: id(at), epoch });
                     self.at(self.now + BEACON_MS, Happening::Beacon { at, boot, until, lease });
@@ -411,20 +412,20 @@ impl Swarm {
             }
             Happening::Wake { at, session } => match self.awake(at) {
                 Err(thaw) => self.at(thaw, Happening::Wake { at, session }),
-                Ok(_) => self.tell_session(at, session, Event::Tick),
+                Ok(_) => self.requester(at).tell_session(session, Event::Tick),
             },
-            Happening::Cancel { at, session } => self.tell_session(at, session, Event::Cancel),
+            Happening::Cancel { at, session } => self.requester(at).tell_session(session, Event::Cancel),
             Happening::Route { at, session, found } => {
-                self.tell_session(at, session, Event::Rerouted(*found))
+                self.requester(at).tell_session(session, Event::Rerouted(*found))
             }
             Happening::Ask { at, turn } => {
                 self.due -= 1;
-                self.ask(at, *turn, 0);
+                self.requester(at).ask(*turn, 0);
             }
             Happening::AskAgain { at } => {
                 self.due -= 1;
                 if let Some((turn, tries)) = self.machines[at].asker.waiting.pop_front() {
-                    self.ask(at, turn, tries);
+                    self.requester(at).ask(turn, tries);
                 }
             }
             Happening::Announce { at } => {
@@ -435,7 +436,7 @@ impl Swarm {
                 let now = self.local(at);
                 if self.awake(at) == Ok(true) {
                     self.machines[at].stage.expire(now);
-                    self.admit(at);
+                    self.server(at).admit();
                 }
                 self.at(self.now + SWEEP_MS, Happening::Sweep { at });
             }
@@ -451,7 +452,7 @@ impl Swarm {
             Happening::Settled => self.settled(),
             Happening::Final => {
                 for at in 0..self.machines.len() {
-                    self.admit(at);
+                    self.server(at).admit();
                     self.checks.balanced(self.now, at, &mut self.machines[at].stage);
                 }
                 self.over = true;
@@ -462,6 +463,10 @@ impl Swarm {
     /// Whether a machine can act now; if it is stopped, when it goes on.
     fn awake(&self, at: usize) -> Result<bool, u64> {
         let machine = &self.machines[at];
-        if machine.up && self.now < machine.frozen_until { Err(machine.frozen_until) } else { Ok(machine.up) }
+        if machine.health.up && self.now < machine.health.frozen_until {
+            Err(machine.health.frozen_until)
+        } else {
+            Ok(machine.health.up)
+        }
     }
 }

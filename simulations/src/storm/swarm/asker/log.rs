@@ -4,8 +4,8 @@ use scheduler::rng::mix;
 use scheduler::session::Event;
 use scheduler::{LayerRange, NodeId, SessionId};
 
-use super::Live;
-use crate::storm::swarm::{Body, Swarm, index};
+use super::{Live, Requester};
+use crate::storm::swarm::{Body, index};
 
 /// A shadow is fed when its log has grown by this many positions, or may be behind.
 const FEED: u32 = 4;
@@ -16,22 +16,22 @@ pub(super) struct Shadow {
     pub sent: u32,
 }
 
-impl Swarm {
+impl Requester<'_> {
     /// A stage's outputs arrived for the log.
     pub fn logged(
         &mut self,
-        at: usize,
         id: SessionId,
         (epoch, attempt): (u32, u16),
         (stage, node): (usize, NodeId),
         part: (u32, u32, Vec<u64>),
     ) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let at = self.here;
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         let (layer, from, mut outputs) = part;
         // Rows of an abandoned attempt, or of another epoch that may have had drafts, are not for the log.
         if epoch == live.session.epoch() {
             outputs.truncate(live.session.valid_below(attempt).saturating_sub(from) as usize);
-        } else if self.options.drafts > 0 {
+        } else if self.swarm.options.drafts > 0 {
             outputs.clear();
         }
         if outputs.is_empty() {
@@ -48,25 +48,27 @@ impl Swarm {
             *slot = Some(*output);
         }
         let whole = log.iter().take_while(|slot| slot.is_some()).count() as u32;
-        self.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
-        self.tell_session(at, id, Event::Boundary { stage, node, epoch, attempt, to: whole.min(to as u32) });
+        self.swarm.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
+        self.tell_session(id, Event::Boundary { stage, node, epoch, attempt, to: whole.min(to as u32) });
     }
 
     /// A shadow said how far it is.
-    pub fn fed(&mut self, at: usize, id: SessionId, node: NodeId, have: u32) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+    pub fn fed(&mut self, id: SessionId, node: NodeId, have: u32) {
+        let at = self.here;
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         if let Some(shadow) = live.shadows.get_mut(&node) {
             // One that has no more than before does not follow (any more): it is fed again when there is more to feed.
             let stuck = have <= shadow.have && have < shadow.sent;
             shadow.have = have;
             shadow.sent = if stuck { shadow.sent } else { have };
         }
-        self.feed(at, id);
+        self.feed(id);
     }
 
     /// Sends shadows what they lack of the log, in chunks.
-    pub(super) fn feed(&mut self, at: usize, id: SessionId) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+    pub(super) fn feed(&mut self, id: SessionId) {
+        let at = self.here;
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         let mut sends = Vec::new();
         let mut shadows = std::mem::take(&mut live.shadows);
         for (node, shadow) in &mut shadows {
@@ -81,22 +83,16 @@ impl Swarm {
             }
         }
         live.shadows = shadows;
-        sends.into_iter().for_each(|(node, body)| self.send(at, index(node), body));
+        sends.into_iter().for_each(|(node, body)| self.swarm.send(at, index(node), body));
     }
 }
 
-impl Swarm {
+impl Requester<'_> {
     /// The last stage drew a token after every row of a frame: those that agree with the draft count, and one more.
-    pub fn drawn(
-        &mut self,
-        at: usize,
-        id: SessionId,
-        (epoch, attempt): (u32, u16),
-        from: u32,
-        tokens: &[u32],
-    ) {
-        let (drafts, seed) = (u64::from(self.options.drafts), self.options.seed);
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+    pub fn drawn(&mut self, id: SessionId, (epoch, attempt): (u32, u16), from: u32, tokens: &[u32]) {
+        let at = self.here;
+        let (drafts, seed) = (u64::from(self.swarm.options.drafts), self.swarm.options.seed);
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         let known = live.tokens.len() as u32;
         let current = (epoch, attempt) == (live.session.epoch(), live.session.attempt()) && from < known;
         let rows = tokens.get((known - 1).saturating_sub(from) as usize..);
@@ -105,13 +101,13 @@ impl Swarm {
             let position = from + tokens.len() as u32;
             let tokens = tokens.last().copied().into_iter().collect();
             let said = Event::Tokens { epoch, attempt, position, tokens, stop: false, draft: 0 };
-            return self.tell_session(at, id, said);
+            return self.tell_session(id, said);
         };
         let draft = &live.draft[..live.session.drafted() as usize];
         let right = rows.iter().zip(draft).take_while(|(drawn, drafted)| drawn == drafted).count();
         let tokens = rows[..rows.len().min(right + 1)].to_vec();
-        self.report.drafts.0 += right as u64;
-        self.report.drafts.1 += (draft.len() - right) as u64;
+        self.swarm.report.drafts.0 += right as u64;
+        self.swarm.report.drafts.1 += (draft.len() - right) as u64;
         let next = live.tokens.len() + tokens.len();
         live.log.values_mut().for_each(|log| log.truncate(next - 1));
         let chance = mix(seed ^ mix(next as u64 ^ (u64::from(epoch) << 40)));
@@ -122,7 +118,7 @@ impl Swarm {
         }
         let draft = live.draft.len() as u32;
         let said = Event::Tokens { epoch, attempt, position: known, tokens, stop: false, draft };
-        self.tell_session(at, id, said);
+        self.tell_session(id, said);
     }
 }
 

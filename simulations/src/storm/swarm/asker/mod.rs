@@ -56,7 +56,6 @@ pub struct Live {
     stall: u64,
     wake: u64,
     cancel_at: Option<usize>,
-    visited: Vec<NodeId>,
 }
 
 /// A requester.
@@ -85,70 +84,71 @@ fn reference(prompt: &[u32], wanted: u32, layers: u32) -> Vec<u32> {
     said
 }
 
-impl Swarm {
+/// A machine as one that asks.
+pub struct Requester<'a> {
+    pub(super) swarm: &'a mut Swarm,
+    pub(super) here: usize,
+}
+
+impl Requester<'_> {
     /// The user says something.
-    pub fn ask(&mut self, at: usize, turn: Turn, tries: u32) {
+    pub fn ask(&mut self, turn: Turn, tries: u32) {
+        let at = self.here;
         if tries == 0 {
-            self.report.requests.0 += 1;
+            self.swarm.report.requests.0 += 1;
         }
-        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], tries, None) else {
+        let Some((pipeline, standbys)) = self.find(&turn.history, &[], tries, None) else {
             if tries >= TRIES {
-                self.report.requests.2 += 1;
+                self.swarm.report.requests.2 += 1;
                 let must = turn.must;
-                self.checks.that(must == 0, || format!("machine {at} finds no route after healing"));
+                self.swarm.checks.that(must == 0, || format!("machine {at} finds no route after healing"));
                 return;
             }
-            self.machines[at].asker.waiting.push_back((turn, tries + 1));
-            return self.at(self.now + AGAIN_MS, Happening::AskAgain { at });
+            self.swarm.machines[at].asker.waiting.push_back((turn, tries + 1));
+            return self.swarm.at(self.swarm.now + AGAIN_MS, Happening::AskAgain { at });
         };
-        let now = self.local(at);
-        self.begin(at, turn, (0, now), &pipeline, &standbys);
+        let now = self.swarm.local(at);
+        self.begin(turn, (0, now), &pipeline, &standbys);
     }
 
     /// Starts a session for a turn that has been looked for so many times since a moment of the machine's own clock.
-    fn begin(
-        &mut self,
-        at: usize,
-        turn: Turn,
-        (looks, asked): (u32, Millis),
-        pipeline: &Pipeline,
-        standbys: &Standbys,
-    ) {
-        self.sessions += 1;
-        let id = SessionId::numbered(self.sessions);
-        let wanted = self.options.tokens.1;
-        let now = self.local(at);
+    fn begin(&mut self, turn: Turn, (looks, asked): (u32, Millis), pipeline: &Pipeline, standbys: &Standbys) {
+        let at = self.here;
+        self.swarm.sessions += 1;
+        let id = SessionId::numbered(self.swarm.sessions);
+        let wanted = self.swarm.options.tokens.1;
+        let now = self.swarm.local(at);
         let prompt = turn.history.len();
-        let rtt = self.net.rtt_p99_ms();
+        let rtt = self.swarm.net.rtt_p99_ms();
         let (session, actions) = Session::start(id, now, prompt as u32, wanted, pipeline, standbys, rtt);
-        let cancels = self.chance.happens(self.options.cancels) && turn.must == 0;
+        let cancels = self.swarm.chance.happens(self.swarm.options.cancels) && turn.must == 0;
         let live = Live {
             session,
             prompt,
             tokens: turn.history.clone(),
             draft: Vec::new(),
-            expected: reference(&turn.history, wanted, self.options.layers),
+            expected: reference(&turn.history, wanted, self.swarm.options.layers),
             log: BTreeMap::new(),
             shadows: BTreeMap::new(),
             looks,
             asked,
             loads: BTreeMap::new(),
-            last_token: self.now,
+            last_token: self.swarm.now,
             stall: 0,
             wake: u64::MAX,
-            cancel_at: cancels.then(|| self.chance.below(wanted as usize)),
-            visited: Vec::new(),
+            cancel_at: cancels.then(|| self.swarm.chance.below(wanted as usize)),
             turn,
         };
-        self.machines[at].asker.live.insert(id, live);
-        self.act(at, id, actions);
-        self.rearm(at, id);
+        self.swarm.machines[at].asker.live.insert(id, live);
+        self.act(id, actions);
+        self.rearm(id);
     }
 
     /// An event for a session, unless it is of another epoch.
-    pub fn tell_session(&mut self, at: usize, id: SessionId, event: Event) {
-        let now = self.local(at);
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+    pub fn tell_session(&mut self, id: SessionId, event: Event) {
+        let at = self.here;
+        let now = self.swarm.local(at);
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         let stale = match &event {
             Event::Opened { epoch, .. }
             | Event::NeedReplay { epoch, .. }
@@ -160,42 +160,45 @@ impl Swarm {
         let before = (live.session.epoch(), live.session.emitted().len());
         let actions = live.session.step(now, event);
         let after = (live.session.epoch(), live.session.emitted().len());
-        self.checks.that(!stale || (actions.is_empty() && before == after), || {
-            format!("{} ms: a dead epoch had an effect on {id:?}", self.now)
+        self.swarm.checks.that(!stale || (actions.is_empty() && before == after), || {
+            format!("{} ms: a dead epoch had an effect on {id:?}", self.swarm.now)
         });
         if before.0 >= 1 && after.0 > before.0 {
-            self.report.failovers += 1;
+            self.swarm.report.failovers += 1;
         }
-        self.act(at, id, actions);
-        self.rearm(at, id);
+        self.act(id, actions);
+        self.rearm(id);
     }
 
-    fn act(&mut self, at: usize, id: SessionId, actions: Vec<Action>) {
+    fn act(&mut self, id: SessionId, actions: Vec<Action>) {
+        let at = self.here;
         for action in actions {
-            let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+            let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
             match action {
                 Action::Open { stage, epoch, segment, next, at: keep } => {
-                    live.visited.push(segment.node);
-                    if stage == 0 && self.options.drafts > 0 {
+                    if stage == 0 && self.swarm.options.drafts > 0 {
                         let known = live.tokens.len();
                         live.log.values_mut().for_each(|log| log.truncate(known));
                     }
                     live.shadows.remove(&segment.node);
-                    self.lease(at, id, stage, epoch, segment, next, keep, false);
+                    self.lease(id, stage, epoch, segment, next, keep, false);
                 }
                 Action::Follow { stage, epoch, segment, next, at: keep } => {
                     let old = live.shadows.remove(&segment.node);
                     let same = old.filter(|old| old.layers == segment.layers);
                     let have = same.map_or(0, |old| old.have).min(keep);
                     live.shadows.insert(segment.node, Shadow { layers: segment.layers, have, sent: have });
-                    self.lease(at, id, stage, epoch, segment, next, keep, true);
+                    self.lease(id, stage, epoch, segment, next, keep, true);
                 }
                 Action::Send { stage, epoch, attempt, node, from, to } => {
                     let segment = live.session.segments().nth(stage);
                     let inputs = segment.and_then(|segment| live.inputs(segment.layers.start(), from, to));
-                    self.report.hedges += u64::from(segment.is_some_and(|segment| segment.node != node));
+                    self.swarm.report.hedges +=
+                        u64::from(segment.is_some_and(|segment| segment.node != node));
                     let (Some(segment), Some(inputs)) = (segment, inputs) else {
-                        self.checks.that(false, || format!("{id:?} sends {from}..{to}, which is not logged"));
+                        self.swarm
+                            .checks
+                            .that(false, || format!("{id:?} sends {from}..{to}, which is not logged"));
                         continue;
                     };
                     let layer = segment.layers.start();
@@ -203,32 +206,34 @@ impl Swarm {
                     let since = Rows::since(from, live.session.attempt_start());
                     let rows = Rows { attempt, from, rows: to - from, drafted, since };
                     let body = Body::Frame { session: id, epoch, layer, rows, inputs, home: at };
-                    self.send(at, index(node), body);
+                    self.swarm.send(at, index(node), body);
                 }
-                Action::Ping { node } => self.send(at, index(node), Body::Ping { session: id, home: at }),
-                Action::Emit { position, token } => self.emit(at, id, position, token),
+                Action::Ping { node } => {
+                    self.swarm.send(at, index(node), Body::Ping { session: id, home: at })
+                }
+                Action::Emit { position, token } => self.emit(id, position, token),
                 Action::FindRoute { deny } => {
                     let history = live.tokens.clone();
-                    let found = self.find(at, &history, &deny, self.now as u32, None);
-                    self.at(self.now + 1, Happening::Route { at, session: id, found: Box::new(found) });
+                    let found = self.find(&history, &deny, self.swarm.now as u32, None);
+                    self.swarm
+                        .at(self.swarm.now + 1, Happening::Route { at, session: id, found: Box::new(found) });
                 }
                 Action::Close { node, epoch } => {
                     live.shadows.remove(&node);
-                    self.send(at, index(node), Body::Close { session: id, epoch });
+                    self.swarm.send(at, index(node), Body::Close { session: id, epoch });
                 }
                 Action::Evidence { position } => {
-                    self.checks.that(false, || format!("honest machines differ at {position}"));
+                    self.swarm.checks.that(false, || format!("honest machines differ at {position}"));
                 }
-                Action::Done(end) => self.done(at, id, end),
+                Action::Done(end) => self.done(id, end),
             }
         }
-        self.feed(at, id);
+        self.feed(id);
     }
 
     #[expect(clippy::too_many_arguments, reason = "one per field of a lease")]
     fn lease(
         &mut self,
-        at: usize,
         id: SessionId,
         stage: usize,
         epoch: u32,
@@ -237,12 +242,13 @@ impl Swarm {
         keep: u32,
         follow: bool,
     ) {
+        let at = self.here;
         let to = index(segment.node);
-        let end = segment.layers.start() == 0 || segment.layers.end() == self.options.layers;
-        let abroad = self.options.boomerang && end && to != at;
-        self.checks.that(!abroad, || format!("{} of {id:?} is leased to {to}", segment.layers));
-        let Some(live) = self.machines[at].asker.live.get(&id) else { return };
-        let positions = live.prompt as u32 + self.options.tokens.1;
+        let end = segment.layers.start() == 0 || segment.layers.end() == self.swarm.options.layers;
+        let abroad = self.swarm.options.boomerang && end && to != at;
+        self.swarm.checks.that(!abroad, || format!("{} of {id:?} is leased to {to}", segment.layers));
+        let Some(live) = self.swarm.machines[at].asker.live.get(&id) else { return };
+        let positions = live.prompt as u32 + self.swarm.options.tokens.1;
         let lease = Lease {
             session: id,
             requester: at,
@@ -254,101 +260,108 @@ impl Swarm {
             positions,
             follow,
         };
-        self.send(at, to, Body::Open(lease));
+        self.swarm.send(at, to, Body::Open(lease));
     }
 
-    fn emit(&mut self, at: usize, id: SessionId, position: u32, token: u32) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+    fn emit(&mut self, id: SessionId, position: u32, token: u32) {
+        let at = self.here;
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         let next = live.tokens.len() as u32;
-        self.checks.that(position == next, || format!("{id:?} emits {position}, not {next}"));
+        self.swarm.checks.that(position == next, || format!("{id:?} emits {position}, not {next}"));
         live.tokens.push(token);
         if live.tokens.len() > live.prompt + 1 {
-            live.stall = live.stall.max(self.now - live.last_token);
+            live.stall = live.stall.max(self.swarm.now - live.last_token);
         }
-        live.last_token = self.now;
-        self.report.tokens += 1;
-        self.checks.stream(self.now, &live.tokens[live.prompt..], &live.expected);
+        live.last_token = self.swarm.now;
+        self.swarm.report.tokens += 1;
+        self.swarm.checks.stream(self.swarm.now, &live.tokens[live.prompt..], &live.expected);
         if live.cancel_at == Some(live.tokens.len() - live.prompt - 1) {
-            self.at(self.now + 1, Happening::Cancel { at, session: id });
+            self.swarm.at(self.swarm.now + 1, Happening::Cancel { at, session: id });
         }
     }
 
-    fn done(&mut self, at: usize, id: SessionId, end: End) {
-        let Some(live) = self.machines[at].asker.live.remove(&id) else { return };
-        let now = self.local(at);
-        let whole = live.tokens.len() == live.prompt + self.options.tokens.1 as usize;
-        self.checks
+    fn done(&mut self, id: SessionId, end: End) {
+        let at = self.here;
+        let Some(live) = self.swarm.machines[at].asker.live.remove(&id) else { return };
+        let now = self.swarm.local(at);
+        let whole = live.tokens.len() == live.prompt + self.swarm.options.tokens.1 as usize;
+        self.swarm
+            .checks
             .that(whole == (end == End::Length), || format!("{id:?} ended by {end:?}, whole: {whole}"));
         let must = live.turn.must;
-        self.checks
+        self.swarm
+            .checks
             .that(whole || must != 1, || format!("{id:?} of machine {at} ended by {end:?} after healing"));
         if !whole && must > 1 {
             let turn = Turn { must: must - 1, ..live.turn.clone() };
-            self.at(self.now + AGAIN_MS, Happening::Ask { at, turn: Box::new(turn) });
+            self.swarm.at(self.swarm.now + AGAIN_MS, Happening::Ask { at, turn: Box::new(turn) });
         }
         match end {
             End::Length | End::Stop => {
-                self.report.requests.1 += 1;
-                self.report.stalls_ms.push(live.stall);
+                self.swarm.report.requests.1 += 1;
+                self.swarm.report.stalls_ms.push(live.stall);
                 for node in live.session.segments().map(|segment| segment.node) {
-                    let tokens = u64::from(self.options.tokens.1);
-                    self.experience(at, node, now, Outcome::Verified { tokens });
+                    let tokens = u64::from(self.swarm.options.tokens.1);
+                    self.experience(node, now, Outcome::Verified { tokens });
                 }
             }
-            End::Cancelled => self.report.requests.3 += 1,
-            End::GaveUp(_) => self.report.requests.2 += 1,
+            End::Cancelled => self.swarm.report.requests.3 += 1,
+            End::GaveUp(_) => self.swarm.report.requests.2 += 1,
         }
         if live.turn.left > 0 && whole {
             let mut history = live.tokens;
-            let said = (0..self.options.tokens.0).map(|_| self.chance.below(50_000) as u32);
+            let said = (0..self.swarm.options.tokens.0).map(|_| self.swarm.chance.below(50_000) as u32);
             history.extend(said);
             let turn = Turn { history, left: live.turn.left - 1, must: 0 };
-            let think = 200 + self.chance.below(2_000) as u64;
-            self.at(self.now + think, Happening::Ask { at, turn: Box::new(turn) });
+            let think = 200 + self.swarm.chance.below(2_000) as u64;
+            self.swarm.at(self.swarm.now + think, Happening::Ask { at, turn: Box::new(turn) });
         }
     }
 
     /// Notes an outcome and lets it count in the next routes.
-    fn experience(&mut self, at: usize, node: NodeId, now: scheduler::Millis, outcome: Outcome) {
-        let record = self.machines[at].asker.trust.entry(node).or_default();
+    fn experience(&mut self, node: NodeId, now: scheduler::Millis, outcome: Outcome) {
+        let at = self.here;
+        let record = self.swarm.machines[at].asker.trust.entry(node).or_default();
         record.note(now, outcome);
         let (score, standing) = (record.score(), record.standing(now));
-        self.checks.that(score > 0.0 && score <= 1.0, || format!("a score of {score}"));
+        self.swarm.checks.that(score > 0.0 && score <= 1.0, || format!("a score of {score}"));
         let good = standing == scheduler::trust::Standing::Good;
-        self.checks.that(good, || format!("machine {at} bars an honest one: {standing:?}"));
-        self.machines[at].view.set_trust(node, score);
+        self.swarm.checks.that(good, || format!("machine {at} bars an honest one: {standing:?}"));
+        self.swarm.machines[at].view.set_trust(node, score);
     }
 
     /// A node failed, as far as this machine can tell.
-    pub fn node_failed(&mut self, at: usize, id: Option<SessionId>, node: NodeId, failure: Failure) {
-        let now = self.local(at);
+    pub fn node_failed(&mut self, id: Option<SessionId>, node: NodeId, failure: Failure) {
+        let at = self.here;
+        let now = self.swarm.local(at);
         let outcome = if failure == Failure::Refused { Outcome::Aborted } else { Outcome::Stalled };
         if node != crate::storm::swarm::id(at) && failure != Failure::Misrouted {
-            self.experience(at, node, now, outcome);
+            self.experience(node, now, outcome);
         }
         if failure == Failure::Refused {
-            self.report.refused += 1;
-            self.machines[at].asker.leases.refused(now, node);
+            self.swarm.report.refused += 1;
+            self.swarm.machines[at].asker.leases.refused(now, node);
         }
         let sessions: Vec<SessionId> = match id {
             Some(id) => vec![id],
-            None => self.machines[at].asker.live.keys().copied().collect(),
+            None => self.swarm.machines[at].asker.live.keys().copied().collect(),
         };
         for id in sessions {
-            self.tell_session(at, id, Event::Failed { node, failure });
+            self.tell_session(id, Event::Failed { node, failure });
         }
     }
 
     /// Sees to it that the session is ticked when it wants to be.
-    pub fn rearm(&mut self, at: usize, id: SessionId) {
-        let now = self.local(at);
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+    pub fn rearm(&mut self, id: SessionId) {
+        let at = self.here;
+        let now = self.swarm.local(at);
+        let Some(live) = self.swarm.machines[at].asker.live.get_mut(&id) else { return };
         let Some(due) = live.session.wake() else { return };
         // On a clock that runs at another speed the wait is a little off; waking early only arms again.
-        let when = self.now + due.since(now).max(1);
-        if when < live.wake || live.wake <= self.now {
+        let when = self.swarm.now + due.since(now).max(1);
+        if when < live.wake || live.wake <= self.swarm.now {
             live.wake = when;
-            self.at(when, Happening::Wake { at, session: id });
+            self.swarm.at(when, Happening::Wake { at, session: id });
         }
     }
 }

@@ -1,0 +1,54 @@
+//! A model with latent attention on real processes: its pages, which hold one row per position for all heads, fail over from
+//! worker to worker and from node to node, and the tokens are those of one process.
+
+use std::process::Command;
+
+use harness::{Shoal, data, node::Node, prompt::Prompt};
+use tempfile::TempDir;
+
+const TOKENS: usize = 40;
+
+fn ask() -> Vec<String> {
+    let mut ask: Vec<String> =
+        ["-n", "40", "--raw", "--temperature", "0.9", "--seed", "3"].map(str::to_owned).to_vec();
+    ask.push("Once upon a time a little owl counted the stars. ".repeat(6));
+    ask
+}
+
+fn kill(pid: u64) {
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn latent_attention_survives_deaths() {
+    let folder = TempDir::new().unwrap();
+    let path = data("families/deepseek_v3.gguf");
+    let path = path.to_str().unwrap();
+    let run = ["run", "--json", "--model", path].map(str::to_owned);
+    let expected = Shoal::new().json(run.into_iter().chain(ask()), "")["ids"].clone();
+    assert_eq!(expected.as_array().unwrap().len(), TOKENS, "{expected}");
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only", "--model", path]);
+    let serve = |index: usize| {
+        let home = folder.path().join(index.to_string());
+        Node::start(&home, &["--model", path, "--layers", "1..2", "--peer", asks.tcp()])
+    };
+    let serves: Vec<Node> = (0..3).map(serve).collect();
+    asks.meets(serves.len());
+    let mut faults = 0;
+    for (shadow, whole_node) in [("none", false), ("lazy", false), ("all", true)] {
+        let args = [&["--shadow".to_owned(), shadow.to_owned()][..], &ask()].concat();
+        let mut prompt = Prompt::run(&asks.home, args);
+        assert!(prompt.reaches(TOKENS / 2), "shadow {shadow}: {:?}", prompt.last);
+        let names = prompt.strangers(&asks.name);
+        let victim = serves.iter().find(|node| node.name == names[0]).unwrap();
+        match whole_node {
+            false => kill(victim.ask(&["status"])["worker_pid"].as_u64().unwrap()),
+            true => kill(u64::from(victim.child.id())),
+        }
+        let line = prompt.ends();
+        assert_eq!(line["ids"], expected, "shadow {shadow}: {line}");
+        assert_eq!(line["differing_answers"], 0, "shadow {shadow}: {line}");
+        faults += line["faults"].as_array().unwrap().len();
+    }
+    assert!(faults >= 1, "no death was noticed");
+}
