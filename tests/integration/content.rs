@@ -174,7 +174,7 @@ impl Liar {
                         draft.addresses = network.addresses().await;
                         let _ = network.publish(seal(&draft, &identity).unwrap()).await;
                     }
-                    p2p::Event::Incoming { plane: Plane::Blob, stream, .. } => {
+                    p2p::Event::Incoming { plane: Plane::Blob | Plane::Packed, stream, .. } => {
                         tokio::spawn(lie(stream, encoded.clone(), bytes, counter.clone()));
                     }
                     _ => {}

@@ -24,8 +24,8 @@ use std::{
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use p2p::{
-    Network, Plane,
-    blob::{Event, PeerSource, Source},
+    Network, Plane, Stream,
+    blob::{Event, Form, PeerSource, Source, SourceError},
     wire::{announce::Offer, control::Contact},
 };
 use scheduler::{LayerRange, ModelId, NodeId, place::Room};
@@ -250,16 +250,28 @@ impl Finder {
         self.lock().asked.insert(node, Asked::Since(Instant::now()));
         let opened = timeout(OPENING, async {
             self.network.connect(&contact).await.ok()?;
-            self.network.open(node, Plane::Blob).await.ok()
+            self.source(node).await
         });
         match opened.await.ok().flatten() {
-            Some(stream) => Some(Box::new(PeerSource::new(name(node), stream))),
+            Some(source) => Some(Box::new(source)),
             None => {
                 let (source, why) = (name(node), "it cannot be reached".to_owned());
                 self.heard(&Event::Dropped { source, why, lied: false });
                 None
             }
         }
+    }
+
+    /// A connected peer, whose groups travel packed if it knows how.
+    async fn source(&self, node: NodeId) -> Option<PeerSource<Stream>> {
+        let stream = self.network.open(node, Plane::Packed).await.ok()?;
+        let mut packed = PeerSource::new(name(node), stream, Form::Packed).ok()?;
+        // Whether a peer takes a stream shows at its first answer; the pull asks again what there is.
+        if !matches!(packed.describe(self.model).await, Err(SourceError::Closed(_))) {
+            return Some(packed);
+        }
+        let stream = self.network.open(node, Plane::Blob).await.ok()?;
+        PeerSource::new(name(node), stream, Form::Plain).ok()
     }
 }
 

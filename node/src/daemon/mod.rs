@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use p2p::{
     Event, Plane, ReplyTo,
+    blob::Form,
     wire::{
         announce::Announcement,
         control::{Answer, Ask as ControlAsk},
@@ -179,9 +180,12 @@ impl Daemon {
                 });
             }
             // Closing the stream says enough: the puller asks another holder.
-            Event::Incoming { plane: Plane::Blob, .. } if self.serving.gate.paused => {}
+            Event::Incoming { plane: Plane::Blob | Plane::Packed, .. } if self.serving.gate.paused => {}
             Event::Incoming { from, plane: Plane::Blob, stream } => {
-                self.announcing.uploads.answer(from, stream);
+                self.announcing.uploads.answer(from, stream, Form::Plain);
+            }
+            Event::Incoming { from, plane: Plane::Packed, stream } => {
+                self.announcing.uploads.answer(from, stream, Form::Packed);
             }
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");

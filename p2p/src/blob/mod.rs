@@ -15,7 +15,7 @@
 //!
 //! - [`outboard`] makes the tree of a file and proves a received one;
 //! - [`groups`] is the set of groups, [`sparse`] the file on disk that is allowed to have holes;
-//! - [`wire`] is what peers say to each other, [`serve`](mod@serve) answers it;
+//! - [`wire`] is what peers say to each other, [`serve`](mod@serve) answers it, [`pack`] makes groups shorter for it;
 //! - [`source`] is the trait, [`peer`] and [`http`] are its two kinds;
 //! - [`plan`] says who fetches what next, [`pace`] how fast at most, [`pull`](mod@pull) runs it all;
 //! - [`plain`] fetches a whole file whose tree no source offers, checked only when it is complete.
@@ -29,6 +29,7 @@ pub mod groups;
 pub mod http;
 pub mod outboard;
 pub mod pace;
+mod pack;
 pub mod peer;
 pub mod plain;
 pub mod plan;
@@ -51,6 +52,7 @@ pub use pull::{Event, Options, Report, pull};
 pub use serve::{Held, Shelf, serve};
 pub use source::{Described, Source, SourceError};
 pub use sparse::SparseFile;
+pub use wire::Form;
 
 /// Binary logarithm of [`GROUP_BYTES`] in BLAKE3 chunks of 1 KiB.
 pub(crate) const GROUP_LOG: u8 = 6;

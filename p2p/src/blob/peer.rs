@@ -8,24 +8,55 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
     time::timeout,
 };
+use zstd::bulk::Decompressor;
 
 use super::{
     Outboard, group_len,
     outboard::encoded_len,
+    pack::{PACKED_HEAD, frame_len, unpack},
     source::{Described, Source, SourceError, Tree},
-    wire::{ANSWER_BYTES, Answer, Description, MAX_DESCRIPTION, Request, Status},
+    wire::{ANSWER_BYTES, Answer, Description, Form, MAX_DESCRIPTION, Request, Status},
 };
 
 /// A peer at the other end of a stream that it [serves](super::serve()).
 pub struct PeerSource<S> {
     name: String,
     stream: S,
+    /// Where packed groups are unpacked; `None` on a stream that packs nothing.
+    packed: Option<(Decompressor<'static>, Vec<u8>)>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> PeerSource<S> {
-    /// The peer called `name`, for messages, behind `stream`, on which nothing has been said yet.
-    pub fn new(name: impl Into<String>, stream: S) -> Self {
-        Self { name: name.into(), stream }
+    /// The peer called `name`, for messages, behind `stream`, on which groups travel in this form and nothing has been
+    /// said yet.
+    ///
+    /// # Errors
+    /// There is no memory to unpack in.
+    pub fn new(name: impl Into<String>, stream: S, form: Form) -> io::Result<Self> {
+        let packed = match form {
+            Form::Plain => None,
+            Form::Packed => Some((Decompressor::new()?, Vec::new())),
+        };
+        Ok(Self { name: name.into(), stream, packed })
+    }
+
+    /// Fills `group` with the next group.
+    async fn read_group(&mut self, group: &mut [u8]) -> Result<(), SourceError> {
+        let Some((decoder, frame)) = &mut self.packed else {
+            self.stream.read_exact(group).await?;
+            return Ok(());
+        };
+        let mut head = [0; PACKED_HEAD];
+        self.stream.read_exact(&mut head).await?;
+        match frame_len(head, group.len())? {
+            None => drop(self.stream.read_exact(group).await?),
+            Some(len) => {
+                frame.resize(len, 0);
+                self.stream.read_exact(frame).await?;
+                unpack(decoder, frame, group)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends `request` and reads the head of the answer; how many bytes follow.
@@ -119,13 +150,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Source for PeerSource<S> {
 
     fn next<'a>(&'a mut self, group: &'a mut [u8]) -> BoxFuture<'a, Result<(), SourceError>> {
         async move {
-            match self.stream.read_exact(group).await {
-                Ok(_) => Ok(()),
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                    Err(SourceError::Closed("it ended in the middle of a group".into()))
-                }
-                Err(e) => Err(e.into()),
-            }
+            self.read_group(group).await.map_err(|error| match error {
+                SourceError::Closed(_) => SourceError::Closed("it ended in the middle of a group".into()),
+                other => other,
+            })
         }
         .boxed()
     }

@@ -8,7 +8,7 @@
 //! [`Limits::idle`] or a group is not taken within [`Limits::stall`]; bytes are paced by the shared [`Pace`]. How many
 //! streams there are is for the caller to bound.
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
 
 use scheduler::ModelId;
 use tokio::{
@@ -20,7 +20,8 @@ use tokio::{
 use super::{
     Error, GROUP_BYTES, GroupSet, Outboard, Pace,
     outboard::encoded_len,
-    wire::{Answer, Description, REQUEST_BYTES, Request, Status},
+    pack::Packer,
+    wire::{Answer, Description, Form, REQUEST_BYTES, Request, Status},
 };
 
 /// A model, or some groups of one, that others may have.
@@ -104,17 +105,26 @@ pub struct Served {
     pub bytes: u64,
 }
 
-/// Answers the requests on `stream` from `shelf` until the peer closes it.
+/// Answers the requests on `stream`, on which groups travel in this form, from `shelf` until the peer closes it.
 ///
 /// # Errors
 /// [`Error::Io`]: the peer went away or was too slow (kind `TimedOut`), said what is no request (`InvalidData`), or a
 /// file could not be read.
-pub async fn serve<S>(mut stream: S, shelf: Arc<dyn Shelf>, limits: &Limits) -> Result<Served, Error>
+pub async fn serve<S>(
+    mut stream: S,
+    form: Form,
+    shelf: Arc<dyn Shelf>,
+    limits: &Limits,
+) -> Result<Served, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let mut served = Served::default();
     let io = |e| Error::io("", e);
+    let mut packer = match form {
+        Form::Plain => None,
+        Form::Packed => Some(Packer::new().map_err(io)?),
+    };
     loop {
         let mut bytes = [0; REQUEST_BYTES];
         match timeout(limits.idle, stream.read_exact(&mut bytes)).await {
@@ -161,7 +171,9 @@ where
                 served.bytes += len;
             }
             Request::Groups { first, count, .. } => {
-                served.bytes += groups(&mut stream, &held, first, count, limits).await?;
+                // A run that would end beyond the last number there is becomes empty, which no node holds.
+                let run = first..first.checked_add(count).unwrap_or(first);
+                served.bytes += groups(&mut stream, &held, run, &mut packer, limits).await?;
             }
         }
     }
@@ -171,29 +183,38 @@ where
 async fn groups<S: AsyncWrite + Unpin>(
     stream: &mut S,
     held: &Arc<Held>,
-    first: u32,
-    count: u32,
+    run: Range<u32>,
+    packer: &mut Option<Packer>,
     limits: &Limits,
 ) -> Result<u64, Error> {
-    // A run that would end beyond the last number there is becomes empty, which no node holds.
-    let run = first..first.checked_add(count).unwrap_or(first);
+    let (first, count) = (run.start, run.end - run.start);
     let kind = Request::Groups { model: held.tree.id(), first, count }.kind();
-    if run.start == run.end || !run.clone().all(|group| held.have.contains(group)) {
+    if run.is_empty() || !run.clone().all(|group| held.have.contains(group)) {
         head(stream, kind, Status::NotHeld, 0, limits).await?;
         return Ok(0);
     }
     let len = run.clone().map(|group| held.tree.group_len(group) as u64).sum();
+    let mut sent = 0;
     for group in run {
-        let data = {
-            let held = held.clone();
-            blocking(move || held.read(group)).await
+        let (reader, mut own) = (held.clone(), packer.take());
+        let read = move || {
+            let data = reader.read(group).map(|data| {
+                data.map(|data| match &mut own {
+                    Some(packer) => packer.pack(&data),
+                    None => data,
+                })
+            });
+            Ok((data, own))
         };
+        let (data, own) = blocking(read).await?;
+        *packer = own;
         match data {
             Ok(Some(data)) => {
                 if group == first {
                     head(stream, kind, Status::Fine, len, limits).await?;
                 }
                 send(stream, &data, limits).await?;
+                sent += data.len() as u64;
             }
             _ if group == first => {
                 head(stream, kind, Status::Failed, 0, limits).await?;
@@ -203,10 +224,10 @@ async fn groups<S: AsyncWrite + Unpin>(
                 let why = format!("group {group} of model {} has changed on disk", held.tree.id());
                 return Err(Error::io("", io::Error::new(io::ErrorKind::InvalidData, why)));
             }
-            Err(e) => return Err(e),
+            Err(e) => return Err(Error::io("", e)),
         }
     }
-    Ok(len)
+    Ok(sent)
 }
 
 async fn head<S: AsyncWrite + Unpin>(
@@ -259,7 +280,7 @@ mod tests {
         let have = GroupSet::of_bytes(5 << 16, &[0..2 << 16]);
         let (id, shelf) = OneModel::new(file.path(), Some(have));
         let (mut asker, stream) = duplex(1 << 20);
-        let server = tokio::spawn(async move { serve(stream, shelf, &Limits::default()).await });
+        let server = tokio::spawn(async move { serve(stream, Form::Plain, shelf, &Limits::default()).await });
         let other = Request::Tree { model: ModelId::numbered(3) };
         assert_eq!(answer(&mut asker, &other.encode()).await.status, Status::NotHeld);
         for (first, count) in [(2, 1), (1, 2), (u32::MAX, 1), (5, 1)] {
@@ -282,7 +303,7 @@ mod tests {
         data[(1 << 16) + 5] ^= 1;
         std::fs::write(file.path(), &data).unwrap();
         let (mut asker, stream) = duplex(1 << 20);
-        let server = tokio::spawn(async move { serve(stream, shelf, &Limits::default()).await });
+        let server = tokio::spawn(async move { serve(stream, Form::Plain, shelf, &Limits::default()).await });
         let failed = answer(&mut asker, &Request::Groups { model: id, first: 1, count: 1 }.encode()).await;
         assert_eq!(failed.status, Status::Failed);
         let first = answer(&mut asker, &Request::Groups { model: id, first: 0, count: 3 }.encode()).await;
@@ -298,12 +319,12 @@ mod tests {
         let (_, file) = model(4 << 16, 1);
         let (id, shelf) = OneModel::new(file.path(), None);
         let (silent, stream) = duplex(1 << 10);
-        let ended = serve(stream, shelf.clone(), &Limits::default()).await;
+        let ended = serve(stream, Form::Plain, shelf.clone(), &Limits::default()).await;
         assert!(matches!(ended, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::TimedOut));
         drop(silent);
         let (mut stuck, stream) = duplex(1 << 10);
         stuck.write_all(&Request::Groups { model: id, first: 0, count: 4 }.encode()).await.unwrap();
-        let ended = serve(stream, shelf, &Limits::default()).await;
+        let ended = serve(stream, Form::Plain, shelf, &Limits::default()).await;
         assert!(matches!(ended, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::TimedOut));
     }
 }

@@ -15,7 +15,9 @@
 //!
 //! describe  length of the file u64, runs u32, zeros u32, then per run of groups held: first u32, number u32
 //! tree      the outboard as it is kept, see `outboard`
-//! groups    the bytes of the groups, nothing between them: the asker knows each one's length and checks each alone
+//! groups    the bytes of the groups, nothing between them: the asker knows each one's length and checks each alone;
+//!           on a packed stream each is a number of bytes u32 and these bytes, see `pack`; the head's number of bytes
+//!           that follow stays that of the groups themselves
 //! ```
 //!
 //! The asker computes from the proven tree how many bytes must follow and refuses any other number before it reads on,
@@ -40,6 +42,15 @@ pub const MAX_RUNS: usize = 4096;
 pub const MAX_DESCRIPTION: usize = 16 + 8 * MAX_RUNS;
 
 const MAGIC: &[u8; 4] = b"SHB1";
+
+/// How the groups of a stream travel. The protocol's name says it, so a peer that packs nothing is asked by the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As they are.
+    Plain,
+    /// Shorter where it pays.
+    Packed,
+}
 
 /// Bytes that are no message of this protocol, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -43,13 +43,15 @@ pub enum Plane {
     Data,
     /// A prompt given to a peer that conducts it.
     Delegate,
-    /// Pieces of models.
+    /// Pieces of models, as they are.
     Blob,
+    /// Pieces of models, made shorter where it pays; older peers do not know it.
+    Packed,
 }
 
 impl Plane {
     /// Every plane.
-    pub const ALL: [Self; 3] = [Self::Data, Self::Delegate, Self::Blob];
+    pub const ALL: [Self; 4] = [Self::Data, Self::Delegate, Self::Blob, Self::Packed];
 
     /// What its protocol is called.
     pub const fn name(self) -> &'static str {
@@ -57,6 +59,7 @@ impl Plane {
             Self::Data => "data",
             Self::Delegate => "delegate",
             Self::Blob => "blob",
+            Self::Packed => "packed",
         }
     }
 }

@@ -17,7 +17,7 @@ use std::{
 
 use p2p::{
     Stream,
-    blob::{Pace, serve::Limits},
+    blob::{Form, Pace, serve::Limits},
     wire::{
         announce::{MAX_HIDDEN, MAX_NAME, Offer, is_describable},
         control::MAX_POSITIONS,
@@ -99,15 +99,15 @@ impl Uploads {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
     }
 
-    /// Answers a stream in a task of its own; closes it when there are too many.
-    pub fn answer(&self, from: NodeId, stream: Stream) {
+    /// Answers a stream, on which groups travel in this form, in a task of its own; closes it when there are too many.
+    pub fn answer(&self, from: NodeId, stream: Stream, form: Form) {
         let Some(seat) = self.seat(from) else {
             tracing::debug!(%from, "too many pull from here");
             return;
         };
         let (shelf, limits) = (self.shelf.clone(), self.limits.clone());
         tokio::spawn(async move {
-            match p2p::blob::serve(stream, shelf, &limits).await {
+            match p2p::blob::serve(stream, form, shelf, &limits).await {
                 Ok(served) => tracing::debug!(%from, bytes = served.bytes, "a pull ended"),
                 Err(error) => tracing::debug!(%from, %error, "a pull broke"),
             }

@@ -47,13 +47,18 @@ impl Bench {
 
     /// An honest peer that has `have`.
     fn peer(&self, name: &str, have: Option<GroupSet>) -> Box<dyn Source> {
-        Box::new(PeerSource::new(name, self.stream(have)))
+        let stream = self.stream_of(have, Form::Packed);
+        Box::new(PeerSource::new(name, stream, Form::Packed).unwrap())
     }
 
     fn stream(&self, have: Option<GroupSet>) -> DuplexStream {
+        self.stream_of(have, Form::Plain)
+    }
+
+    fn stream_of(&self, have: Option<GroupSet>, form: Form) -> DuplexStream {
         let (_, shelf) = OneModel::new(self.original.path(), have);
         let (asker, answerer) = duplex(G);
-        tokio::spawn(async move { serve(answerer, shelf, &Limits::default()).await });
+        tokio::spawn(async move { serve(answerer, form, shelf, &Limits::default()).await });
         asker
     }
 
@@ -176,7 +181,9 @@ async fn a_lying_seeder_is_left_at_its_first_bad_group_and_the_pull_completes_fr
         let answers = runs_before(bad_group);
         let bad = description + answers * ANSWER_BYTES as u64 + (bad_group + 1) * GROUP_BYTES - 1;
         let liar = Tampered { stream: bench.stream(None), bad, seen: seen.clone() };
-        let alone = bench.pull(vec![Box::new(PeerSource::new("liar", liar))], &bench.all()).await;
+        let alone = bench
+            .pull(vec![Box::new(PeerSource::new("liar", liar, Form::Plain).unwrap())], &bench.all())
+            .await;
         assert!(matches!(alone, Err(Error::NoSource { .. })), "{alone:?}");
         assert_eq!(bench.dropped(), [("liar", true)]);
         assert_eq!(
@@ -201,8 +208,10 @@ async fn a_lying_seeder_beside_an_honest_one_costs_one_group() {
     let mut bench = Bench::new(60 * G);
     let seen = Arc::new(Mutex::new(0));
     let liar = Tampered { stream: bench.stream(None), bad: 40 + 16 + GROUP_BYTES + 5, seen };
-    let sources =
-        vec![Box::new(PeerSource::new("liar", liar)) as Box<dyn Source>, bench.peer("honest", None)];
+    let sources = vec![
+        Box::new(PeerSource::new("liar", liar, Form::Plain).unwrap()) as Box<dyn Source>,
+        bench.peer("honest", None),
+    ];
     bench.pull(sources, &bench.all()).await.unwrap();
     assert_eq!(bench.dropped(), [("liar", true)]);
     assert_eq!((bench.groups_from("liar"), bench.groups_from("honest")), (1, 59));
@@ -234,8 +243,8 @@ async fn a_slow_or_silent_seeder_is_dropped_within_one_group() {
         }
     });
     let (stalled, mut never) = (bench.peer("honest", None), Vec::new());
-    never.push(Box::new(PeerSource::new("silent", silent)) as Box<dyn Source>);
-    never.push(Box::new(PeerSource::new("trickle", trickle)) as Box<dyn Source>);
+    never.push(Box::new(PeerSource::new("silent", silent, Form::Plain).unwrap()) as Box<dyn Source>);
+    never.push(Box::new(PeerSource::new("trickle", trickle, Form::Plain).unwrap()) as Box<dyn Source>);
     let started = Instant::now();
     let alone = bench.pull(never, &bench.all()).await;
     assert!(matches!(alone, Err(Error::NoSource { missing: 30, .. })), "{alone:?}");
@@ -257,7 +266,7 @@ async fn any_flipped_byte_of_any_group_is_never_accepted() {
         let bad = (40 + ANSWER_BYTES + at) as u64;
         let liar = Tampered { stream: bench.stream(None), bad, seen: Arc::default() };
         let mut file = SparseFile::open(home.path(), bench.tree.clone(), &bench.encoded).unwrap();
-        let source: Box<dyn Source> = Box::new(PeerSource::new("liar", liar));
+        let source: Box<dyn Source> = Box::new(PeerSource::new("liar", liar, Form::Plain).unwrap());
         let pulled = pull(&mut file, &mut [source], None, &bench.all(), &mut |_| {}).await;
         assert!(pulled.is_err(), "byte {at}");
         assert!(!file.have().contains((at / G) as u32), "byte {at}");
@@ -359,7 +368,7 @@ async fn a_peer_of_another_model_or_with_an_endless_description_is_refused() {
         use tokio::io::AsyncWriteExt;
         let (stream, mut end) = duplex(1 << 10);
         end.write_all(&answer.encode()).await.unwrap();
-        let source = Box::new(PeerSource::new("odd", stream));
+        let source = Box::new(PeerSource::new("odd", stream, Form::Plain).unwrap());
         assert!(bench.pull(vec![source], &bench.all()).await.is_err());
     }
     assert_eq!(bench.dropped().iter().filter(|(_, lied)| *lied).count(), 3);
@@ -371,8 +380,14 @@ async fn the_tree_comes_from_the_first_peer_that_has_it_and_liars_are_removed() 
     let id = bench.tree.id();
     let patience = Duration::from_secs(15);
     let liar = |bad| {
-        Box::new(PeerSource::new("liar", Tampered { stream: bench.stream(None), bad, seen: Arc::default() }))
-            as Box<dyn Source>
+        Box::new(
+            PeerSource::new(
+                "liar",
+                Tampered { stream: bench.stream(None), bad, seen: Arc::default() },
+                Form::Plain,
+            )
+            .unwrap(),
+        ) as Box<dyn Source>
     };
     let other = Bench::new(3 * G);
     let mut sources =
