@@ -500,6 +500,12 @@ check('a large hostile answer neither stalls nor swells the page', async () => {
   const view = await open();
   const { page } = view;
   await ready(page);
+  const fence = await ask(view, 'code');
+  fence.token(`\`\`\`ini\n${'a'.repeat(40_000)}\n\`\`\`\n\n\`\`\`ini\n${'a'.repeat(15_000)}\n\`\`\`\n\n\`\`\`ini\nname = "fox"\n\`\`\`\n`);
+  fence.end();
+  await page.waitForSelector('pre [class^=c-]');
+  assert.deepEqual(await page.evaluate(() => [...document.querySelectorAll('pre')].map((one) => one.querySelector('[class^=c-]') !== null)), [false, false, true], 'what would take long is shown plain');
+  await page.click('#fresh');
   for (const piece of ['$', '$a', '$x$ ', '\\(', '$$', '[', '*a ', '`', '> ', '- '.repeat(40), '<', '![', '_a_', '|-', '#'.repeat(6) + ' ']) {
     const stream = await ask(view, 'go');
     stream.token(piece.repeat(60_000 / piece.length));
