@@ -8,7 +8,6 @@
 
 pub mod byzantine;
 pub mod cases;
-pub mod near;
 pub mod policy;
 pub mod report;
 pub mod run;
@@ -17,3 +16,5 @@ pub mod scenario;
 pub mod storm;
 mod timeline;
 pub mod world;
+
+pub use world::near;

@@ -1,11 +1,13 @@
 //! The true state of a simulated swarm: machines, distances, who is up.
 
+pub mod near;
+
 use scheduler::capability::{Claim, Holding};
 use scheduler::latency::Duty;
 use scheduler::rng::Rng;
 use scheduler::{Capability, LayerRange, Millis, ModelId, NodeId, OperatorId};
 
-use crate::near::Near;
+use self::near::Near;
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
 

@@ -96,7 +96,7 @@ impl SwarmView {
     /// `snapshot`, frozen for `myself` at the epoch `since`, as it would be frozen now for the same strangers; the same one where
     /// nothing of it changed. `None` where more changed than figures of its hosts.
     pub(crate) fn thaw(&self, snapshot: &Arc<Snapshot>, since: u64, myself: NodeId) -> Option<Arc<Snapshot>> {
-        let changes = self.changes_since(since)?;
+        let changes = self.journal.since(since, self.epoch)?;
         let freezing = Freezing::new(self, snapshot.model(), snapshot.num_layers(), myself);
         let unsaid = freezing.ground.is_mapped() && snapshot.hosts().len() > SAID_UP_TO;
         let mut nodes = BTreeSet::new();

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 
-use super::SwarmView;
 use crate::NodeId;
 
 /// Changes remembered: as many as some thousand nodes announce within a second.
@@ -24,20 +23,19 @@ pub(super) enum Change {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Journal(VecDeque<(u64, Change)>);
 
-impl SwarmView {
-    /// Counts the epoch up for `change`.
-    pub(super) fn changed(&mut self, change: Change) {
-        self.epoch += 1;
-        if self.journal.0.len() == MAX_CHANGES {
-            self.journal.0.pop_front();
+impl Journal {
+    /// Notes what began `epoch`.
+    pub fn note(&mut self, epoch: u64, change: Change) {
+        if self.0.len() == MAX_CHANGES {
+            self.0.pop_front();
         }
-        self.journal.0.push_back((self.epoch, change));
+        self.0.push_back((epoch, change));
     }
 
-    /// All that changed after `epoch`; `None` where that is not known.
-    pub(super) fn changes_since(&self, epoch: u64) -> Option<Vec<Change>> {
-        let later = self.journal.0.iter().rev().take_while(|(at, _)| *at > epoch);
+    /// All that changed after the epoch `since` up to `now`; `None` where that is not known.
+    pub fn since(&self, since: u64, now: u64) -> Option<Vec<Change>> {
+        let later = self.0.iter().rev().take_while(|(at, _)| *at > since);
         let changes: Vec<Change> = later.map(|(_, change)| *change).collect();
-        (changes.len() as u64 == self.epoch.checked_sub(epoch)?).then_some(changes)
+        (changes.len() as u64 == now.checked_sub(since)?).then_some(changes)
     }
 }

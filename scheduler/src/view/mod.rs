@@ -102,6 +102,12 @@ impl SwarmView {
         self.epoch
     }
 
+    /// Counts the epoch up for `change`.
+    fn changed(&mut self, change: Change) {
+        self.epoch += 1;
+        self.journal.note(self.epoch, change);
+    }
+
     /// Number of nodes believed alive.
     pub fn len(&self) -> usize {
         self.known.len()

@@ -7,8 +7,8 @@
 use scheduler::coordinate::Coordinate;
 use scheduler::rng::Rng;
 
+use super::World;
 use crate::scenario::Scenario;
-use crate::world::World;
 
 /// Machines that each is connected to.
 const PEERS: usize = 16;
