@@ -190,8 +190,8 @@ export class Chat extends EventTarget {
     const trees = new Set([this.tree, this.answering?.tree, ...[...this.pending].map(({ tree }) => tree)].filter((tree) => tree?.id === id));
     for (const tree of trees) {
       tree.gone = gone;
-      // What happened meanwhile was not kept.
-      if (!gone) this.record(tree, ...tree.messages.values());
+      if (!gone && tree.missed) this.record(tree, ...tree.messages.values());
+      tree.missed = false;
     }
     if (this.answering?.tree.gone) this.answering.abort();
   }
@@ -297,7 +297,9 @@ export class Chat extends EventTarget {
 
   /** Has the node keep a change, or all of a conversation of which it missed something. */
   keep(tree, change) {
-    if (!tree.gone) this.keeper.change(tree.id, change, () => ({ ...this.about(tree), ...plain(tree, tree.messages.values()) }));
+    // What happens while it is being deleted is kept after all when that fails.
+    if (tree.gone) tree.missed = true;
+    else this.keeper.change(tree.id, change, () => ({ ...this.about(tree), ...plain(tree, tree.messages.values()) }));
   }
 
   /** Has the node keep messages, and with the first ones what they were asked with. */

@@ -33,6 +33,8 @@ export class Keeper extends EventTarget {
     this.last = Promise.resolve();
     /** Conversations of which the node does not have everything. */
     this.behind = new Set();
+    /** Why the last deletion failed; empty when it did not. */
+    this.undeleted = '';
   }
 
   say(fault) {
@@ -42,7 +44,7 @@ export class Keeper extends EventTarget {
 
   /** Something was read or kept; what is missing at the node is still said. */
   settle() {
-    this.say(this.behind.size ? `${count(this.behind.size, 'conversation')} of this tab are not kept whole; the next message in it is sent with all before it.` : '');
+    this.say(this.behind.size ? `${count(this.behind.size, 'conversation')} of this tab are not kept whole; the next message in it is sent with all before it.` : this.undeleted);
   }
 
   /** Reads what there is. */
@@ -114,10 +116,12 @@ export class Keeper extends EventTarget {
       } catch (error) {
         // One that was deleted elsewhere is gone too.
         if (error.status !== 404) {
-          this.say(`The conversation is not deleted: ${error.message}`);
+          this.undeleted = `The conversation is not deleted: ${error.message}`;
+          this.say(this.undeleted);
           return false;
         }
       }
+      this.undeleted = '';
       this.behind.delete(id);
       this.conversations = this.conversations.filter((one) => one.id !== id);
       this.settle();
