@@ -10,16 +10,18 @@ use std::{
 
 use serde_json::Value;
 
+use super::pooling;
 use crate::{Error, Result};
 
 /// Files besides the weights that are looked at.
-const TEXTS: [&str; 6] = [
+const TEXTS: [&str; 7] = [
     "config.json",
     "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "chat_template.jinja",
+    pooling::FILE,
 ];
 /// Most files of weights: the largest published checkpoints have about 200.
 pub const MAX_PARTS: usize = 4_096;
@@ -47,8 +49,11 @@ impl Folder {
     /// Those of the system; more than [`MAX_PARTS`] files.
     pub fn open(path: &Path) -> Result<Self> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(path).map_err(|e| Error::io(path, e))? {
-            let name = entry.map_err(|e| Error::io(path, e))?.file_name().to_string_lossy().into_owned();
+        let entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let nested = path.join(pooling::FILE).exists().then(|| Ok(pooling::FILE.to_owned()));
+        for name in names.chain(nested) {
+            let name = name.map_err(|e: io::Error| Error::io(path, e))?;
             if !name.ends_with(".safetensors") && !TEXTS.contains(&name.as_str()) {
                 continue;
             }
