@@ -10,9 +10,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::pooling;
 use crate::{Error, Result};
 
+/// What says which states stand for a text, in a folder of its own.
+pub(super) const POOLING: &str = "1_Pooling/config.json";
 /// Files besides the weights that are looked at.
 const TEXTS: [&str; 7] = [
     "config.json",
@@ -21,7 +22,7 @@ const TEXTS: [&str; 7] = [
     "tokenizer_config.json",
     "tokenizer.model",
     "chat_template.jinja",
-    pooling::FILE,
+    POOLING,
 ];
 /// Most files of weights: the largest published checkpoints have about 200.
 pub const MAX_PARTS: usize = 4_096;
@@ -51,7 +52,7 @@ impl Folder {
         let mut files = Vec::new();
         let entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?;
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-        let nested = path.join(pooling::FILE).exists().then(|| Ok(pooling::FILE.to_owned()));
+        let nested = path.join(POOLING).exists().then(|| Ok(POOLING.to_owned()));
         for name in names.chain(nested) {
             let name = name.map_err(|e: io::Error| Error::io(path, e))?;
             if !name.ends_with(".safetensors") && !TEXTS.contains(&name.as_str()) {

@@ -2,11 +2,9 @@
 
 use serde_json::Value;
 
-use super::folder::Folder;
+use super::folder::{Folder, POOLING as FILE};
 use crate::{Error, Result, gguf::Writer};
 
-/// The file that says it.
-pub(super) const FILE: &str = "1_Pooling/config.json";
 /// Truth values of the file that name a mode.
 const PREFIX: &str = "pooling_mode_";
 
