@@ -3,7 +3,8 @@
 //!
 //! Without further words both ends run in this process over loopback, as two daemons of one machine would. Between two hosts, or two
 //! network namespaces (`p2p/benches/link.sh`), one end runs `link serve IP`, which prints where it is, and the other one
-//! `link ask TCP_ADDRESS QUIC_ADDRESS [ROUNDS]`.
+//! `link ask TCP_ADDRESS QUIC_ADDRESS SPIN_ADDRESS [ROUNDS]`. At the last one both ends look for the next datagram without sleeping
+//! for a millisecond after each.
 //!
 //! Links are measured in turns; what is printed is the median of the turns: the median and the 99th percentile of the round trip of
 //! a 16 KiB frame, us, and 64 KiB frames one way, MB/s and MB per second of processor time of both ends together.
@@ -22,6 +23,7 @@ const ECHO_BYTES: usize = 16 << 10;
 const SINK_BYTES: usize = 64 << 10;
 const MOST: usize = 1 << 20;
 const TURNS: usize = 5;
+const SPIN: Duration = Duration::from_millis(1);
 /// Longer than agreeing and measuring take.
 const SOON: Duration = Duration::from_secs(30);
 
@@ -40,22 +42,28 @@ async fn main() {
     match words[..] {
         ["serve", ip] => {
             // A node ends when its last handle is dropped.
-            let nodes = [serve(ip, "tcp/0").await, serve(ip, "udp/0/quic-v1").await];
+            let nodes = servers(ip).await;
             nodes.iter().for_each(|node| println!("{}", node.address));
             std::future::pending::<()>().await;
             drop(nodes);
         }
-        ["ask", tcp, quic, ..] => ask([tcp, quic], rounds).await,
+        ["ask", tcp, quic, spin, ..] => ask([tcp, quic, spin], rounds).await,
         _ => {
-            let (tcp, quic) = (serve("127.0.0.1", "tcp/0").await, serve("127.0.0.1", "udp/0/quic-v1").await);
-            ask([&tcp.address, &quic.address], rounds).await;
-            tcp.network.shutdown().await;
-            quic.network.shutdown().await;
+            let nodes = servers("127.0.0.1").await;
+            ask(std::array::from_fn(|i| nodes[i].address.as_str()), rounds).await;
+            for node in nodes {
+                node.network.shutdown().await;
+            }
         }
     }
 }
 
-fn config(ip: &str, transport: &str, link: LinkMode) -> Config {
+async fn servers(ip: &str) -> [Server; 3] {
+    let zero = Duration::ZERO;
+    [serve(ip, "tcp/0", zero).await, serve(ip, "udp/0/quic-v1", zero).await, serve(ip, "tcp/0", SPIN).await]
+}
+
+fn config(ip: &str, transport: &str, (link, link_spin): (LinkMode, Duration)) -> Config {
     let identity = Identity::generate().expect("the system has randomness");
     Config {
         listen: vec![format!("/ip4/{ip}/{transport}")],
@@ -63,12 +71,14 @@ fn config(ip: &str, transport: &str, link: LinkMode) -> Config {
         upnp: false,
         loopback_only: ip == "127.0.0.1",
         link,
+        link_spin,
         ..Config::new(identity)
     }
 }
 
-async fn serve(ip: &str, transport: &str) -> Server {
-    let (network, mut events) = p2p::spawn(config(ip, transport, LinkMode::Auto)).await.expect("it starts");
+async fn serve(ip: &str, transport: &str, spin: Duration) -> Server {
+    let (network, mut events) =
+        p2p::spawn(config(ip, transport, (LinkMode::Auto, spin))).await.expect("it starts");
     let address = network.addresses().await.into_iter().next().expect("it listens");
     tokio::spawn(async move {
         while let Some(event) = events.next().await {
@@ -120,18 +130,19 @@ struct Turn {
     mb_per_cpu_s: f64,
 }
 
-async fn ask([tcp, quic]: [&str; 2], rounds: usize) {
+async fn ask([tcp, quic, spin]: [&str; 3], rounds: usize) {
     let ip = if tcp.contains("127.0.0.1") { "127.0.0.1" } else { "0.0.0.0" };
     let links = [
-        ("tcp", tcp, LinkMode::Stream, "tcp/0"),
-        ("quic", quic, LinkMode::Stream, "udp/0/quic-v1"),
-        ("datagram", tcp, LinkMode::Datagram, "tcp/0"),
+        ("tcp", tcp, (LinkMode::Stream, Duration::ZERO), "tcp/0"),
+        ("quic", quic, (LinkMode::Stream, Duration::ZERO), "udp/0/quic-v1"),
+        ("datagram", tcp, (LinkMode::Datagram, Duration::ZERO), "tcp/0"),
+        ("spin", spin, (LinkMode::Datagram, SPIN), "tcp/0"),
     ];
-    let mut turns: [Vec<Turn>; 3] = Default::default();
+    let mut turns: [Vec<Turn>; 4] = Default::default();
     for _ in 0..TURNS {
         for (at, (_, address, link, transport)) in links.iter().enumerate() {
             let (network, events) = p2p::spawn(config(ip, transport, *link)).await.expect("a node starts");
-            let turn = measure(network.clone(), events, (*address).to_owned(), *link, rounds);
+            let turn = measure(network.clone(), events, (*address).to_owned(), link.0, rounds);
             // Not on the main task: it would pay one more wake-up per frame.
             turns[at].push(tokio::spawn(turn).await.expect("a turn ends"));
             network.shutdown().await;

@@ -6,6 +6,7 @@
  * Order: open, SETUP, mmap, ATTACH (a bound UDP socket), SESSION_ADD; then SEND, WAIT, RELEASE.
  * The area has rx_slots then tx_slots, slot_bytes each. Data for a session of the device goes into receive slots; every
  * other datagram goes into the socket as if the module were not there. Closing the device file leaves the socket alone.
+ * Once the parameter `retire` is set, every request fails with ENODEV and poll() says POLLHUP.
  */
 #ifndef SHOAL_LAN_H
 #define SHOAL_LAN_H

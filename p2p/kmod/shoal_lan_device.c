@@ -22,6 +22,29 @@ static uint max_area_mb = 64;
 module_param(max_area_mb, uint, 0644);
 MODULE_PARM_DESC(max_area_mb, "largest mapped area of one device file, in MiB");
 
+/*
+ * Set before rmmod: every device fails with ENODEV from then on and polls as hung up, so that programs close it and go on
+ * with their sockets. A module that is in use cannot be taken away otherwise.
+ */
+static bool retire;
+static DECLARE_WAIT_QUEUE_HEAD(sl_retired);
+
+static int sl_set_retire(const char *value, const struct kernel_param *param)
+{
+	int err = param_set_bool(value, param);
+
+	if (!err)
+		wake_up_all(&sl_retired);
+	return err;
+}
+
+static const struct kernel_param_ops sl_retire_ops = {
+	.set = sl_set_retire,
+	.get = param_get_bool,
+};
+module_param_cb(retire, &sl_retire_ops, &retire, 0644);
+MODULE_PARM_DESC(retire, "have every program close its device, before rmmod");
+
 /* ---- the area ---- */
 
 static int sl_setup(struct sl_device *dev, struct shoal_lan_setup *req)
@@ -595,6 +618,8 @@ static long sl_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	union sl_request req = {};
 	long err;
 
+	if (READ_ONCE(retire))
+		return -ENODEV;
 	if (cmd == SHOAL_LAN_WAIT)
 		return smp_load_acquire(&dev->area) ? sl_wait(dev, user) : -ENXIO;
 	if (_IOC_TYPE(cmd) != 'S' || _IOC_SIZE(cmd) > sizeof(req))
@@ -614,6 +639,9 @@ static __poll_t sl_poll(struct file *file, poll_table *table)
 	struct sl_device *dev = file->private_data;
 
 	poll_wait(file, &dev->wait, table);
+	poll_wait(file, &sl_retired, table);
+	if (READ_ONCE(retire))
+		return EPOLLIN | EPOLLERR | EPOLLHUP;
 	if (!smp_load_acquire(&dev->area))
 		return EPOLLERR;
 	return sl_any_ready(dev) ? EPOLLIN | EPOLLRDNORM : 0;
@@ -621,10 +649,10 @@ static __poll_t sl_poll(struct file *file, poll_table *table)
 
 static int sl_file_open(struct inode *inode, struct file *file)
 {
-	struct sl_device *dev = kvzalloc(sizeof(*dev), GFP_KERNEL_ACCOUNT);
+	struct sl_device *dev = READ_ONCE(retire) ? NULL : kvzalloc(sizeof(*dev), GFP_KERNEL_ACCOUNT);
 
 	if (!dev)
-		return -ENOMEM;
+		return READ_ONCE(retire) ? -ENODEV : -ENOMEM;
 	mutex_init(&dev->config);
 	mutex_init(&dev->sending);
 	spin_lock_init(&dev->lock);

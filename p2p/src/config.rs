@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use libp2p::StreamProtocol;
 use scheduler::governor;
@@ -91,6 +92,8 @@ pub struct Config {
     pub version: u32,
     /// Which links carry frames to neighbors.
     pub link: LinkMode,
+    /// How long the receiver of datagrams looks for the next one without sleeping: a processor is busy for so long after each.
+    pub link_spin: Duration,
     /// How many of a thousand datagrams are lost on purpose: for tests.
     pub link_loss: u16,
     /// After so many frames to a neighbor the other link is used, and again after as many; 0 for never. For tests.
@@ -143,6 +146,7 @@ impl Config {
             agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
             version: VERSION,
             link: LinkMode::default(),
+            link_spin: Duration::ZERO,
             link_loss: 0,
             link_turn: 0,
             limits: Limits::default(),

@@ -32,6 +32,8 @@ pub enum Error {
     },
     /// No transport could be built or no address could be listened on.
     Listen(String),
+    /// The link that was asked for cannot be used here; it says what to do.
+    Link(String),
     /// No node was reached under any of the addresses tried.
     Unreachable(String),
     /// More than the network takes: try again later or send less.
@@ -52,6 +54,7 @@ impl fmt::Display for Error {
             Self::Random(source) => write!(f, "the system gave no random bytes: {source}"),
             Self::Address { address, why } => write!(f, "address {address:?}: {why}"),
             Self::Listen(why) => write!(f, "cannot listen: {why}"),
+            Self::Link(why) => f.write_str(why),
             Self::Unreachable(why) => write!(f, "no node reached: {why}"),
             Self::Full(what) => write!(f, "{what} is full, try again later"),
             Self::Announcement(why) => write!(f, "announcement not published: {why}"),

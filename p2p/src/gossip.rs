@@ -363,6 +363,7 @@ mod tests {
             class: Class::D1,
             offers: Vec::new(),
             links: Vec::new(),
+            coordinate: None,
             addresses: Vec::new(),
             ttl_ms,
             agent: String::new(),

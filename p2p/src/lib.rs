@@ -93,7 +93,7 @@ pub use identity::Identity;
 #[cfg(feature = "net")]
 pub use invite::Invite;
 #[cfg(feature = "net")]
-pub use link::{Figures, LinkInfo, LinkKind, LinkMode, Plane, Stream};
+pub use link::{Figures, LinkInfo, LinkKind, LinkMode, Plane, Stream, module_state};
 #[cfg(feature = "net")]
 pub use network::{Events, Network, spawn};
 #[cfg(feature = "net")]

@@ -69,7 +69,7 @@ pub async fn spawn(config: Config) -> Result<(Network, Events)> {
     let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
     let me = config.identity.node();
     let governor = Governor::new(config.limits.others);
-    let links = Links::start(&config, governor.clone());
+    let links = Links::start(&config, governor.clone())?;
     event_loop::start(config, governor.clone(), links.clone(), inbox, outbox).await?;
     Ok((Network { me, commands, governor, links }, Events { receiver }))
 }

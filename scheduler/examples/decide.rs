@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p shoal-scheduler --example decide [RUNS]`
 //!
-//! A view as a node has it: windows of a model of 80 layers, seven measured links a node, distances to the nodes that it is
-//! connected to. Asked are the route, its comparison with the ends abroad and with this node alone, covers and shadows: at first,
+//! A view as a node has it: windows of a model of 80 layers, coordinates in five regions, seven measured links a node, distances
+//! to the nodes that it is connected to. All nodes were met, which is more than a node shows to a route in practice. Asked are the route, its comparison with the ends abroad and with this node alone, covers and shadows: at first,
 //! again ("warm"), again for a prompt of another length, and after an announcement. The least of all runs counts: on a busy machine
 //! the others tell of the machine.
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ use std::error::Error;
 use std::hint::black_box;
 use std::time::Instant;
 
+use scheduler::coordinate::Coordinate;
 use scheduler::decide::{Engine, Wanted};
 use scheduler::rng::Rng;
 use scheduler::view::{Geography, SwarmView};
@@ -23,6 +24,8 @@ use scheduler::{
 
 const LAYERS: u32 = 80;
 const LINKS: usize = 7;
+/// Where regions are, round trips in ms.
+const REGIONS: [(f32, f32); 5] = [(0.0, 0.0), (70.0, 20.0), (90.0, -60.0), (-120.0, 100.0), (-90.0, -110.0)];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let runs = std::env::args().nth(1).map_or(Ok(7), |text| text.parse::<u32>())?;
@@ -73,14 +76,22 @@ fn swarm(nodes: u64) -> Result<SwarmView, Box<dyn Error>> {
         view.merge(claim(n, 1)?, Millis(0));
         view.meet(NodeId::numbered(n));
     }
+    let mut place = || {
+        let region = rng.below(REGIONS.len());
+        let at = [REGIONS[region].0, REGIONS[region].1, 0.0].map(|ms| ms + rng.between(0.0, 8.0) as f32);
+        Coordinate::new(at, rng.exponential(6.0) as f32, 0.1).unwrap_or_default()
+    };
+    let places: Vec<Coordinate> = (0..=nodes).map(|_| place()).collect();
+    let ms = |n: u64, other: u64| places[n as usize].round_trip_ms(&places[other as usize]);
     for n in 1..=nodes {
+        view.place(NodeId::numbered(n), places[n as usize]);
         for _ in 0..LINKS {
             let other = 1 + rng.below(nodes as usize) as u64;
-            view.set_link(NodeId::numbered(n), NodeId::numbered(other), rng.between(2.0, 120.0));
+            view.set_link(NodeId::numbered(n), NodeId::numbered(other), ms(n, other) * rng.between(0.8, 1.2));
         }
     }
     (2..nodes.min(64)).for_each(|n| {
-        view.set_link(NodeId::numbered(1), NodeId::numbered(n), rng.between(2.0, 80.0));
+        view.measure(NodeId::numbered(1), NodeId::numbered(n), ms(1, n) * rng.between(0.9, 1.1));
     });
     Ok(view)
 }

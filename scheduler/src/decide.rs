@@ -5,7 +5,8 @@
 //!                                        └──▶ table with the ends abroad ──▶ comparison
 //! ```
 //!
-//! A snapshot is built when the view's epoch has changed and is shared until it changes again; a table is swept when
+//! A snapshot is built when the view's epoch has changed and is shared until it changes again; where only figures of known nodes
+//! did, these are put into a copy; a table is swept when
 //! its snapshot or anything that prices depend on has changed. A second prompt of the same size therefore only reads.
 //! A node decides through this engine; the simulator's policies ask [`Router`] directly.
 //!
@@ -55,10 +56,9 @@ struct Frozen {
 }
 
 impl Frozen {
-    fn is(&self, epoch: u64, wanted: &Wanted<'_>) -> bool {
+    fn is(&self, wanted: &Wanted<'_>) -> bool {
         let costs = self.costs.as_ref().map(|(costs, context)| (costs, *context));
-        self.epoch == epoch
-            && (self.model, self.num_layers, self.me) == (wanted.model, wanted.num_layers, wanted.me)
+        (self.model, self.num_layers, self.me) == (wanted.model, wanted.num_layers, wanted.me)
             && costs == wanted.costs
             && self.left > 0
     }
@@ -97,9 +97,16 @@ impl Engine {
         draw: u64,
     ) -> Result<Arc<Snapshot>, BadSnapshot> {
         let epoch = view.epoch();
-        if let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.is(epoch, wanted)) {
-            frozen.left -= 1;
-            return Ok(Arc::clone(&frozen.snapshot));
+        if let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.is(wanted)) {
+            let thawed = match frozen.epoch == epoch {
+                true => Some(Arc::clone(&frozen.snapshot)),
+                false => view.thaw(&frozen.snapshot, frozen.epoch, wanted.me),
+            };
+            if let Some(snapshot) = thawed {
+                (frozen.epoch, frozen.left) = (epoch, frozen.left - 1);
+                frozen.snapshot = Arc::clone(&snapshot);
+                return Ok(snapshot);
+            }
         }
         let Wanted { model, num_layers, costs, me } = *wanted;
         let snapshot = Arc::new(view.snapshot_to_route(model, num_layers, costs, me, draw)?);

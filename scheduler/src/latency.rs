@@ -139,6 +139,14 @@ impl Window {
         self.live(now).reduce(f64::min)
     }
 
+    /// The sample still in the window below which the share `q` of them lies, the lower one of two.
+    pub fn quantile(&self, now: Millis, q: f64) -> Option<f64> {
+        let mut samples: Vec<f64> = self.live(now).collect();
+        let last = samples.len().checked_sub(1)?;
+        let at = ((last as f64 * q.clamp(0.0, 1.0)) as usize).min(last);
+        Some(*samples.select_nth_unstable_by(at, f64::total_cmp).1)
+    }
+
     /// The greatest sample still in the window.
     pub fn max(&self, now: Millis) -> Option<f64> {
         self.live(now).reduce(f64::max)
@@ -300,7 +308,13 @@ mod tests {
         window.add(Millis(901), f64::NAN);
         assert_eq!((window.min(Millis(1_000)), window.max(Millis(1_000))), (Some(5.0), Some(7.0)));
         assert_eq!((window.min(Millis(1_500)), window.min(Millis(3_000))), (Some(7.0), None));
+        assert_eq!(
+            (window.quantile(Millis(1_500), 0.5), window.quantile(Millis(3_000), 0.5)),
+            (Some(7.0), None)
+        );
         (0..1_000).for_each(|t| window.add(Millis(2_000), f64::from(t)));
+        let quantile = |q| window.quantile(Millis(2_000), q);
+        assert_eq!((quantile(0.0), quantile(0.5), quantile(2.0)), (Some(936.0), Some(967.0), Some(999.0)));
         assert_eq!(window.min(Millis(2_000)), Some(936.0));
     }
 

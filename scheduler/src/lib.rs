@@ -50,6 +50,8 @@ mod policy;
 mod time;
 
 pub mod capability;
+pub mod coordinate;
+pub mod forecast;
 pub mod latency;
 pub mod trust;
 pub mod view;

@@ -325,6 +325,38 @@ impl Snapshot {
         self.index_of(id).map(|i| &self.hosts[i as usize])
     }
 
+    /// Puts `host` in the place of the one with its name; false, and nothing is changed, where its layers or its region are others.
+    pub(crate) fn replace(&mut self, host: Host) -> bool {
+        let Some(at) = self.index_of(host.id) else { return false };
+        let before = &mut self.hosts[at as usize];
+        let layers = (&before.loaded, &before.on_disk, before.region);
+        if layers != (&host.loaded, &host.on_disk, host.region) {
+            return false;
+        }
+        let moved = before.access_ms != host.access_ms;
+        *before = host;
+        if moved {
+            self.price_pairs_of(at);
+        }
+        true
+    }
+
+    /// Takes the access of a host into the measured pairs that it is part of, which are measured both ways.
+    fn price_pairs_of(&mut self, host: u32) {
+        let Hops::Regions { pair_off, pair_to, pair_ms, pair_net, least_net, .. } = &mut self.hops else {
+            return;
+        };
+        let span = |host: u32| pair_off[host as usize] as usize..pair_off[host as usize + 1] as usize;
+        let others: Vec<u32> = pair_to[span(host)].to_vec();
+        let access = |host: u32| self.hosts[host as usize].access_ms;
+        for from in others.into_iter().chain([host]) {
+            for at in span(from) {
+                pair_net[at] = pair_ms[at] - access(from) - access(pair_to[at]);
+            }
+            least_net[from as usize] = pair_net[span(from)].iter().copied().fold(f64::INFINITY, f64::min);
+        }
+    }
+
     /// From now on the hosts that `chosen` names have room for any request, whatever they announced: a session has its
     /// caches there already, or what they announced may have changed since.
     pub fn assume_room(&mut self, chosen: impl Fn(&Host) -> bool) {

@@ -3,7 +3,7 @@
 //! [`run`](mod@run) takes one [`policy`] through one [`scenario`] on one seed; the same seed draws the same machines,
 //! arrivals and faults for every policy, so outcomes compare. [`storm`] tells short stories of few machines message by
 //! message, [`byzantine`] plays those who lie about results. [`cases`] reads published routing and allocation cases,
-//! [`scale`] draws large swarms for timing.
+//! [`scale`] draws large swarms for timing, [`near`] is what machines know of distances.
 #![forbid(unsafe_code)]
 
 pub mod byzantine;
@@ -16,3 +16,5 @@ pub mod scenario;
 pub mod storm;
 mod timeline;
 pub mod world;
+
+pub use world::near;

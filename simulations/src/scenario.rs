@@ -39,6 +39,10 @@ pub struct Scenario {
     pub sybils: f64,
     /// Share of the machines that requesters are connected to at first; they meet the others one by one.
     pub met: f64,
+    /// Whether ours knows true regions, access times and distances, instead of what machines can measure.
+    pub oracle: bool,
+    /// Share of machines that say that they are where another one is.
+    pub coordinate_liars: f64,
     /// Share of machines that turn ten times slower in the middle of the run, and back after half of the rest.
     pub gray: f64,
     /// Jitter of a hop: up to this share is added.
@@ -120,6 +124,7 @@ impl Scenario {
         let flash = reader.list::<3>("flash")?.map(|[from, long, times]| (from, long, times));
         let uplink = pair(reader.list("uplink_mbit")?.or(Some([100.0, 1_000.0])), "uplink_mbit")?;
         let boomerang = reader.0.remove("boomerang").and_then(|value| value.as_bool()).unwrap_or(false);
+        let oracle = reader.0.remove("oracle").and_then(|value| value.as_bool()).unwrap_or(false);
         let local = reader.number("local_layer_ms", Some(0.0))?;
         let near_equal = reader.optional("near_equal")?;
         let scenario = Self {
@@ -139,6 +144,8 @@ impl Scenario {
             liars: reader.number("liars", Some(0.0))?,
             sybils: reader.number("sybils", Some(0.0))?,
             met: reader.number("met", Some(1.0))?,
+            oracle,
+            coordinate_liars: reader.number("coordinate_liars", Some(0.0))?,
             gray: reader.number("gray", Some(0.0))?,
             jitter: reader.number("jitter", Some(0.1))?,
             uplink_mbit: uplink,

@@ -1,10 +1,13 @@
 //! The true state of a simulated swarm: machines, distances, who is up.
 
+pub mod near;
+
 use scheduler::capability::{Claim, Holding};
 use scheduler::latency::Duty;
 use scheduler::rng::Rng;
 use scheduler::{Capability, LayerRange, Millis, ModelId, NodeId, OperatorId};
 
+use self::near::Near;
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
 
@@ -120,6 +123,8 @@ pub struct World {
     pub sybils_from: usize,
     /// Layers of the model.
     pub layers: u32,
+    /// What machines know of distances; `None` where they know the true ones.
+    pub near: Option<Near>,
 }
 
 /// The name of a machine.
@@ -192,7 +197,7 @@ impl World {
                 ..machine.clone()
             });
         }
-        Self { machines, nodes: scenario.nodes as usize, sybils_from, layers: scenario.layers }
+        Self { machines, nodes: scenario.nodes as usize, sybils_from, layers: scenario.layers, near: None }
     }
 
     /// Whether a machine is only an identity.
@@ -207,6 +212,11 @@ impl World {
         }
         let (a, b) = (&self.machines[from].line, &self.machines[to].line);
         REGIONS_MS[a.region][b.region] + a.access_ms + b.access_ms
+    }
+
+    /// One way between two machines as machines expect it, ms.
+    pub fn expected_ms(&self, from: usize, to: usize) -> f64 {
+        self.near.as_ref().map_or_else(|| self.hop_ms(from, to), |near| near.expected_ms(from, to))
     }
 
     /// Time that the activations of `tokens` tokens take on the wire between two machines, ms.

@@ -227,6 +227,7 @@ fn boast(identity: &Identity, model: ModelId, bytes: u64, sequence: u64) -> Draf
         class: Class::D1,
         offers: vec![offer],
         links,
+        coordinate: None,
         addresses,
         ttl_ms: 60_000,
         agent: "liar".into(),

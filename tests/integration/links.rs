@@ -70,5 +70,24 @@ fn a_swarm_of_one_machine_takes_the_link_that_it_is_told() {
     same(&run("datagram"), &stream);
     let refused = Shoal::new().run_with(["up", "--link", "pigeon"], "");
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && why.contains("use auto, stream or datagram"), "{why}");
+    assert!(!refused.status.success() && why.contains("use auto, stream, datagram or kmod"), "{why}");
+    // A flag has an effect or is refused with what to do.
+    let refused = |words: &[&str], what: &str| {
+        let output = Shoal::new().run_with([&["up", "--local", "2"], words].concat(), "");
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && why.contains(what), "{words:?}: {why}");
+    };
+    refused(&["--spin", "100"], "add --link datagram");
+    if !std::path::Path::new("/dev/shoal_lan").exists() {
+        refused(&["--link", "kmod"], "modprobe shoal_lan");
+    }
+    same(&spin(), &stream);
+}
+
+/// Both ends look for datagrams without sleeping: the same tokens.
+fn spin() -> Value {
+    let words = [
+        "up", "--local", "2", "--link", "datagram", "--spin", "500", "--json", "-n", TOKENS, "--run", PROMPT,
+    ];
+    Shoal::new().json(words, "")
 }

@@ -154,15 +154,9 @@ pub struct ReachArgs {
     /// Only talk to nodes on this machine
     #[arg(long)]
     pub loopback: bool,
-    /// What carries frames to neighbors of the same network: stream, datagram, or auto, which measures both
-    #[arg(long, value_name = "LINK", default_value_t)]
-    pub link: p2p::LinkMode,
-    /// Datagrams of a thousand that are lost on purpose: for tests
-    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
-    pub link_loss: u16,
-    /// Frames to a neighbor after which the other link is used: for tests
-    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
-    pub link_turn: u16,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub links: LinkArgs,
     /// Name of the swarm; only nodes that say the same name meet
     #[arg(long, default_value = "shoal", env = "SHOAL_SWARM")]
     pub swarm: String,
@@ -193,6 +187,45 @@ pub struct CapsArgs {
     pub download: Option<u64>,
 }
 
+/// How frames cross to neighbors.
+#[derive(Debug, Clone, Default, Args)]
+pub struct LinkArgs {
+    /// What carries frames to neighbors of the same network: stream, datagram, kmod (datagrams by the kernel module of
+    /// node/docs/kmod.md), or auto, which measures all that are here and keeps the stream within one machine
+    #[arg(long, value_name = "LINK", default_value_t)]
+    pub link: p2p::LinkMode,
+    /// After a datagram look for the next one for so many microseconds without sleeping: answers come sooner, and one
+    /// processor is busy for so long after each
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub spin: u32,
+    /// Datagrams of a thousand that are lost on purpose: for tests
+    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
+    pub link_loss: u16,
+    /// Frames to a neighbor after which the other link is used: for tests
+    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
+    pub link_turn: u16,
+}
+
+impl LinkArgs {
+    /// An error where a flag would do nothing.
+    pub fn check(&self) -> crate::error::Result<()> {
+        if self.spin > 0 && self.link == p2p::LinkMode::Stream {
+            return Err(crate::error::Error::usage(
+                "--spin is for datagrams: add --link datagram or --link auto",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a node is told.
+    pub fn apply(&self, config: &mut p2p::Config) -> crate::error::Result<()> {
+        self.check()?;
+        (config.link, config.link_loss, config.link_turn) = (self.link, self.link_loss, self.link_turn);
+        config.link_spin = std::time::Duration::from_micros(self.spin.into());
+        Ok(())
+    }
+}
+
 /// `shoal up`
 #[derive(Debug, Args)]
 pub struct UpArgs {
@@ -205,9 +238,9 @@ pub struct UpArgs {
     /// The first node answers programs and browsers through the others [default address: 127.0.0.1:7435]
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run")]
     pub api: Option<std::net::SocketAddr>,
-    /// What carries frames between them: stream, datagram, or auto, which keeps the stream within one machine
-    #[arg(long, value_name = "LINK", default_value_t)]
-    pub link: p2p::LinkMode,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub links: LinkArgs,
     /// Answer this prompt through them and stop
     #[arg(long, value_name = "PROMPT")]
     pub run: Option<String>,

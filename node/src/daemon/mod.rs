@@ -316,6 +316,7 @@ impl Daemon {
         let now = self.node.now();
         if !self.prompts.was_calm(over.session) {
             over.measured = Default::default();
+            over.came_true = Default::default();
         }
         for (node, weight, ms) in &over.measured.visits {
             self.view.swarm.observe_visit(*node, over.model, now, *weight, *ms);
@@ -325,6 +326,9 @@ impl Daemon {
             measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
             measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
             measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
+            for (forecast, (predicted, seen)) in held.came_true.iter_mut().zip(over.came_true) {
+                forecast.add(predicted, seen);
+            }
         }
         let costs = self.serving.models.costs(over.model);
         let scores =

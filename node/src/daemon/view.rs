@@ -22,7 +22,7 @@ use tokio::sync::broadcast;
 use crate::feedback::{Feedback, FeedbackQueue};
 
 /// What a node says of itself counts for this long, ms.
-pub(super) const TTL_MS: u32 = 90_000;
+pub(super) const TTL_MS: u32 = 108_000;
 /// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
 /// is known to be near goes first.
 const UNMEASURED_MS: f64 = 50.0;
@@ -106,7 +106,7 @@ impl Viewing {
     /// The distance to a node was measured.
     pub(super) fn measured(&mut self, node: NodeId, ms: f64) {
         self.swarm.meet(node);
-        self.swarm.set_link(self.me, node, ms);
+        self.swarm.measure(self.me, node, ms);
     }
 
     /// Takes in what another node says; `rtt_ms` is the measured distance to it.
@@ -115,7 +115,8 @@ impl Viewing {
         if node == self.me {
             return Heard::Nothing;
         }
-        let Announcement { capability, class, offers, links, addresses, agent, ttl_ms, .. } = announcement;
+        let Announcement { capability, class, offers, links, coordinate, addresses, agent, ttl_ms } =
+            announcement;
         match self.swarm.merge_for(capability, now, u64::from(ttl_ms)) {
             Merged::Fresh => {}
             Merged::Equivocation => {
@@ -130,6 +131,7 @@ impl Viewing {
                 self.swarm.set_link(node, link.to, link.rtt_ms);
             }
         }
+        coordinate.into_iter().for_each(|place| self.swarm.place(node, place));
         let addresses = addresses.iter().map(|address| named(address, node)).collect();
         let facts = Facts { addresses, offers, agent, class };
         if self.facts.insert(node, facts).is_some() {
@@ -137,7 +139,7 @@ impl Viewing {
         }
         // Its round trip was often measured before it was heard of.
         if let Some(ms) = rtt_ms {
-            self.swarm.set_link(self.me, node, ms);
+            self.swarm.measure(self.me, node, ms);
         }
         Heard::Joined
     }

@@ -30,6 +30,9 @@ pub struct Prediction {
     pub local: Way,
     /// Whether this machine alone is faster.
     pub local_wins: bool,
+    /// From where to where it may come, by how predictions of this model came true; absent in plans of older nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<PredictedRange>,
     /// What `--allow-rounding` would save of all of it, ms; only where activations travel exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounding_saves_ms: Option<f64>,
@@ -87,6 +90,32 @@ pub struct Predicted {
     pub step_ms: f64,
     /// Tokens per second.
     pub tok_s: f64,
+}
+
+/// How far a prediction may be off, and how good those before it were.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PredictedRange {
+    /// Until the first token, from and to.
+    pub ttft_ms: (f64, f64),
+    /// A token, from and to.
+    pub step_ms: (f64, f64),
+    /// How first tokens came true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttft_score: Option<PredictedScore>,
+    /// How further tokens did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_score: Option<PredictedScore>,
+}
+
+/// How good predictions have been.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PredictedScore {
+    /// Answers that were compared.
+    pub answers: usize,
+    /// The median of their relative errors.
+    pub median_error: f64,
+    /// The share of them that lay within the range.
+    pub within: f64,
 }
 
 /// One way of answering, beside others.

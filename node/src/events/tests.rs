@@ -33,6 +33,7 @@ fn prediction() -> (Prediction, Value) {
         ends_abroad: Way::Possible { total_ms: 8.5, tok_s: Some(10.5) },
         local: Way::Impossible { impossible: "no".into() },
         local_wins: false,
+        range: None,
         rounding_saves_ms: None,
     };
     let line = json!({

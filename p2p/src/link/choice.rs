@@ -10,13 +10,16 @@ pub enum LinkKind {
     Stream,
     /// Sealed datagrams: neighbors of one local network.
     Datagram,
+    /// The same datagrams, which the kernel module carries at this end; the other one cannot tell.
+    Kmod,
 }
 
 impl LinkKind {
     /// The table of links: every kind, its name and where it reaches.
-    pub const ALL: [(Self, &'static str, &'static str); 2] = [
+    pub const ALL: [(Self, &'static str, &'static str); 3] = [
         (Self::Stream, "stream", "a substream of a libp2p connection, anywhere"),
         (Self::Datagram, "datagram", "sealed UDP datagrams, neighbors of one local network"),
+        (Self::Kmod, "kmod", "the same datagrams by the kernel module of this end"),
     ];
 
     /// Its name.
@@ -41,15 +44,25 @@ pub enum LinkMode {
     Stream,
     /// Datagrams to every neighbor that takes them, within one host too.
     Datagram,
+    /// As [`LinkMode::Datagram`], and the kernel module carries them at this end.
+    Kmod,
 }
 
 impl LinkMode {
+    const ALL: [Self; 4] = [Self::Auto, Self::Stream, Self::Datagram, Self::Kmod];
+
+    /// Whether datagrams are to be used whatever is measured.
+    pub(crate) const fn is_forced(self) -> bool {
+        matches!(self, Self::Datagram | Self::Kmod)
+    }
+
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Stream => "stream",
             Self::Datagram => "datagram",
+            Self::Kmod => "kmod",
         }
     }
 }
@@ -64,9 +77,8 @@ impl FromStr for LinkMode {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Self, String> {
-        let all = [Self::Auto, Self::Stream, Self::Datagram];
-        let found = all.into_iter().find(|mode| mode.name() == word);
-        found.ok_or_else(|| format!("no link is called {word:?}: use auto, stream or datagram"))
+        let found = Self::ALL.into_iter().find(|mode| mode.name() == word);
+        found.ok_or_else(|| format!("no link is called {word:?}: use auto, stream, datagram or kmod"))
     }
 }
 
@@ -98,20 +110,26 @@ impl Figures {
 /// What must be gained for a change.
 const HYSTERESIS: f64 = 0.15;
 
-/// The link to use from now on, given the one in use: the other one when its medians are shorter by [`HYSTERESIS`] in sum and its
-/// 99th percentiles are not longer. A link without figures does not work.
+/// Whether one link is so much faster than another one that a change pays: its medians are shorter by [`HYSTERESIS`] in sum and its
+/// 99th percentiles are not longer.
+pub(crate) fn is_better(one: Figures, other: Figures) -> bool {
+    sum(one.p50_us) < sum(other.p50_us) * (1.0 - HYSTERESIS) && sum(one.p99_us) <= sum(other.p99_us)
+}
+
+fn sum(of: [f64; 3]) -> f64 {
+    of.iter().sum()
+}
+
+/// The link to use from now on, given the one in use: the other one when it [is better](is_better). A link without figures does not work.
 pub(crate) fn choose(now: LinkKind, stream: Option<Figures>, datagram: Option<Figures>) -> LinkKind {
     let Some(datagram) = datagram else { return LinkKind::Stream };
     let Some(stream) = stream else { return LinkKind::Stream };
-    let sum = |of: [f64; 3]| of.iter().sum::<f64>();
-    let better = |one: Figures, other: Figures| {
-        sum(one.p50_us) < sum(other.p50_us) * (1.0 - HYSTERESIS) && sum(one.p99_us) <= sum(other.p99_us)
-    };
     match now {
-        LinkKind::Stream if better(datagram, stream) => LinkKind::Datagram,
+        LinkKind::Stream if is_better(datagram, stream) => LinkKind::Datagram,
         // In doubt the stream: datagrams stay only while they are not slower at the end of the tail.
-        LinkKind::Datagram
-            if better(stream, datagram) || sum(stream.p99_us) < sum(datagram.p99_us) * (1.0 - HYSTERESIS) =>
+        LinkKind::Datagram | LinkKind::Kmod
+            if is_better(stream, datagram)
+                || sum(stream.p99_us) < sum(datagram.p99_us) * (1.0 - HYSTERESIS) =>
         {
             LinkKind::Stream
         }
@@ -153,10 +171,10 @@ mod tests {
 
     #[test]
     fn every_word_is_read_back() {
-        for mode in [LinkMode::Auto, LinkMode::Stream, LinkMode::Datagram] {
+        for mode in LinkMode::ALL {
             assert_eq!(mode.name().parse(), Ok(mode));
         }
-        assert!("kmod".parse::<LinkMode>().is_err());
+        assert!("pigeon".parse::<LinkMode>().is_err());
         LinkKind::ALL.iter().enumerate().for_each(|(at, (kind, name, _))| {
             assert_eq!((*kind as usize, kind.name()), (at, *name));
         });

@@ -8,6 +8,9 @@
 //! Limits: [`MAX_SESSIONS`] sessions, of others under the governor; [`MAX_PEERS`] peers remembered; what comes without a session
 //! is dropped unlogged.
 
+mod lead;
+mod module;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,20 +18,25 @@ use std::time::{Duration, Instant};
 
 use scheduler::NodeId;
 use scheduler::governor::Resource;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use x25519_dalek::{EphemeralSecret, PublicKey};
 
 use super::Stream;
-use super::choice::{ECHO_BYTES, Figures, LinkKind, LinkMode, choose};
+use super::choice::{ECHO_BYTES, LinkKind, LinkMode};
+use super::datagram::Time;
 use super::datagram::header::{CHUNK_BYTES, MAX_SESSIONS, session_of};
 use super::datagram::seal::{Direction, Secret};
 use super::datagram::session::{Session, Terms};
 use super::datagram::socket::{Socket, is_near};
-use super::neighbor::{Link, LinkInfo, Neighbor};
+use super::kmod::Module;
+use super::neighbor::{LinkInfo, Neighbor};
+use super::timer::{self, Timer};
 use crate::config::Config;
-use crate::error::HopError;
+use crate::error::{Error, HopError};
 use crate::governor::Governor;
+
+pub use module::module_state;
 
 /// Peers of which it is remembered whether they have a session.
 const MAX_PEERS: usize = 256;
@@ -40,13 +48,6 @@ const AGREE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(600);
 /// After failures they are measured again so soon, and later each time.
 const RECOVER: Duration = Duration::from_secs(10);
-/// How often what is due is looked at while anything is on its way.
-const TICK: Duration = Duration::from_millis(2);
-/// Echoes of each size over each link.
-const ECHOES: usize = 20;
-const ECHO_LIMIT: Duration = Duration::from_secs(1);
-const PINGS: usize = 5;
-const PING_LIMIT: Duration = Duration::from_millis(300);
 /// The longest train that a system hands over at once.
 const TRAIN_BYTES: usize = 65_536;
 
@@ -112,9 +113,11 @@ struct Shared {
     socket: Arc<Socket>,
     governor: Governor,
     turn: u64,
-    began: Instant,
-    busy: Arc<Notify>,
+    spin: Duration,
+    timer: Arc<Timer>,
     table: Mutex<Table>,
+    /// Until it goes.
+    module: Mutex<Option<Arc<Module>>>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -144,34 +147,54 @@ impl Drop for Place {
 }
 
 impl Links {
-    /// Binds the socket of a node that may use datagrams. Called within a runtime.
-    pub(crate) fn start(config: &Config, governor: Governor) -> Self {
+    /// Binds the socket of a node that may use datagrams, and opens the kernel module where it may use that. Called within a runtime.
+    ///
+    /// # Errors
+    /// [`Error::Link`] where what was asked for cannot be had.
+    pub(crate) fn start(config: &Config, governor: Governor) -> Result<Self, Error> {
         let (me, mode) = (config.identity.node(), config.link);
         if mode == LinkMode::Stream {
-            return Self(None);
+            return Ok(Self(None));
         }
         let socket = match Socket::bind(config.loopback_only, config.link_loss) {
             Ok(socket) => Arc::new(socket),
+            Err(error) if mode.is_forced() => {
+                return Err(Error::Link(format!(
+                    "--link {mode} cannot work here ({error}): use --link stream or auto"
+                )));
+            }
             Err(error) => {
                 tracing::debug!(%error, "no datagrams here, streams are used");
-                return Self(None);
+                return Ok(Self(None));
             }
         };
+        let module = match mode {
+            LinkMode::Kmod => Some(Module::open(&socket).map_err(|error| module::refusal(&error))?),
+            LinkMode::Auto => Module::open(&socket).ok(),
+            LinkMode::Stream | LinkMode::Datagram => None,
+        };
+        let module = module.map(Arc::new);
         let shared = Arc::new(Shared {
             me,
             mode,
             socket: socket.clone(),
             governor,
             turn: config.link_turn.into(),
-            began: Instant::now(),
-            busy: Arc::default(),
+            timer: Arc::new(Timer::new(tokio::time::Instant::now())),
+            spin: config.link_spin,
             table: Mutex::default(),
+            module: Mutex::new(module.clone()),
             tasks: Mutex::default(),
         });
         let receives = tokio::spawn(receive(socket, Arc::downgrade(&shared))).abort_handle();
-        let ticks = tokio::spawn(tick(shared.busy.clone(), Arc::downgrade(&shared))).abort_handle();
-        *shared.tasks.lock().unwrap_or_else(PoisonError::into_inner) = vec![receives, ticks];
-        Self(Some(shared))
+        let ticks = tokio::spawn(timer::keep(shared.timer.clone(), Arc::downgrade(&shared), Shared::on_time))
+            .abort_handle();
+        let mut tasks = vec![receives, ticks];
+        tasks.extend(
+            module.map(|module| tokio::spawn(module::take(module, Arc::downgrade(&shared))).abort_handle()),
+        );
+        *shared.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+        Ok(Self(Some(shared)))
     }
 
     /// What is said of the link to `node`; nothing where it has its stream only.
@@ -285,7 +308,7 @@ impl Shared {
 
     fn hello(&self, place: &Place, public: &PublicKey) -> Hello {
         Hello {
-            forced: self.mode == LinkMode::Datagram,
+            forced: self.mode.is_forced(),
             status: 0,
             port: self.socket.port(),
             chunk_bytes: CHUNK_BYTES as u16,
@@ -311,11 +334,14 @@ impl Shared {
         let secret = Secret::new(shared.to_bytes());
         let (here, there) = (place.name, theirs.session);
         let terms = Terms { peer, here, there, direction, secret, chunk_bytes: CHUNK_BYTES };
-        let session = Session::new(self.began.elapsed(), terms, self.governor.clone());
+        let session = Session::new(self.timer.now(), terms, self.governor.clone());
         let way = (SocketAddr::new(ip, theirs.port), stream.connection());
         let (socket, governor) = (self.socket.clone(), self.governor.clone());
-        let rest = (self.began, self.busy.clone(), seat, self.turn);
+        let rest = (self.timer.clone(), seat, (self.turn, direction == Direction::FromDialer));
         let neighbor = Arc::new(Neighbor::new(session, peer, way, socket, governor, rest));
+        if let (LinkMode::Kmod, Some(module)) = (self.mode, self.module()) {
+            neighbor.attach(&module);
+        }
         let mut table = self.table();
         table.places.insert(here % MAX_SESSIONS as u64, (here, Some(neighbor.clone())));
         let before = table.peers.insert(peer, Peer::Linked(neighbor.clone()));
@@ -323,7 +349,7 @@ impl Shared {
         if let Some(Peer::Linked(before)) = before {
             before.close();
         }
-        let forced = theirs.forced || self.mode == LinkMode::Datagram;
+        let forced = theirs.forced || self.mode.is_forced();
         Ok(Agreed { neighbor, stream, place, forced })
     }
 
@@ -336,7 +362,11 @@ impl Shared {
         let Agreed { neighbor, stream, place, forced } = match agreed {
             Ok(agreed) => agreed,
             Err(error) => {
-                tracing::debug!(%node, %error, "no session of datagrams");
+                if self.mode.is_forced() {
+                    tracing::warn!(%node, %error, "no datagrams to this neighbor, its stream is used");
+                } else {
+                    tracing::debug!(%node, %error, "no session of datagrams");
+                }
                 // A host too busy to agree in time refuses nothing.
                 let after = if matches!(error, HopError::Timeout) { RECOVER } else { AGAIN };
                 let mut table = self.table();
@@ -350,8 +380,9 @@ impl Shared {
         // A stream that waits takes the session.
         let _ = done.send(());
         let shared = Arc::downgrade(&self);
+        let module = self.module().as_ref().map(Arc::downgrade).unwrap_or_default();
         drop(self);
-        let _ = lead(&neighbor, stream, forced).await;
+        let _ = lead::lead(&neighbor, stream, (forced, module)).await;
         if let Some(shared) = shared.upgrade() {
             shared.end(&neighbor, place);
         }
@@ -359,7 +390,7 @@ impl Shared {
 
     async fn ask(self: &Arc<Self>, mut stream: Stream) -> Result<Agreed, HopError> {
         let ip = stream.remote().map(|ip| ip.to_canonical());
-        let ip = ip.filter(|ip| is_near(*ip, self.mode == LinkMode::Datagram));
+        let ip = ip.filter(|ip| is_near(*ip, self.mode.is_forced()));
         let ip = ip.ok_or_else(|| refused("it is in another network"))?;
         let place = self.reserve()?;
         let secret = EphemeralSecret::random();
@@ -378,10 +409,17 @@ impl Shared {
         stream.recv_exact(&mut bytes).await?;
         let theirs = Hello::read(&bytes).ok_or(HopError::Corrupt)?;
         let ip = stream.remote().map(|ip| ip.to_canonical());
-        let ip = ip.filter(|ip| is_near(*ip, theirs.forced || self.mode == LinkMode::Datagram));
-        let dialing = matches!(self.table().peers.get(&stream.node()), Some(Peer::Dialing(_)));
+        let ip = ip.filter(|ip| is_near(*ip, theirs.forced || self.mode.is_forced()));
+        let dialed = match self.table().peers.get(&stream.node()) {
+            Some(Peer::Dialing(_)) => true,
+            // On its way here when this node's was agreed on.
+            Some(Peer::Linked(known)) => {
+                known.dialed && known.connection == stream.connection() && !known.is_closed()
+            }
+            _ => false,
+        };
         // Of two that dial each other the one with the lower name goes on.
-        let crossed = dialing && self.me < stream.node();
+        let crossed = dialed && self.me < stream.node();
         let place = self.reserve()?;
         let secret = EphemeralSecret::random();
         let status = if crossed { 1 } else { u8::from(ip.is_none()) * 2 };
@@ -434,8 +472,8 @@ impl Shared {
         }
     }
 
-    /// Hands the datagrams of a train to the sessions that they name.
-    fn on_train(&self, train: &[u8], segment: usize, from: SocketAddr) {
+    /// Hands the datagrams of a train to the sessions that they name, and adds these to `heard`.
+    fn on_train(&self, (train, segment): (&[u8], usize), from: SocketAddr, heard: &mut Vec<Arc<Neighbor>>) {
         let mut rest = train;
         while !rest.is_empty() {
             let name = session_of(rest);
@@ -449,114 +487,50 @@ impl Shared {
                 && neighbor.address == from
             {
                 neighbor.on_train(run, segment);
+                if !heard.iter().any(|known| Arc::ptr_eq(known, &neighbor)) {
+                    heard.push(neighbor);
+                }
             }
         }
     }
 
-    fn neighbors(&self) -> Vec<Arc<Neighbor>> {
+    /// Does what is due; when the next thing is.
+    fn on_time(&self) -> Option<Time> {
+        self.all().iter().filter_map(|neighbor| neighbor.on_time()).min()
+    }
+
+    fn all(&self) -> Vec<Arc<Neighbor>> {
         self.table().places.values().filter_map(|(_, neighbor)| neighbor.clone()).collect()
     }
 }
 
-/// Says which link both ends use, as long as the session lasts.
-async fn lead(neighbor: &Neighbor, stream: Stream, forced: bool) -> Result<(), HopError> {
-    let (mut reader, mut writer) = stream.split();
-    let mut failures = 0;
-    loop {
-        if neighbor.is_closed() {
-            return Ok(());
-        }
-        let mut open = false;
-        for _ in 0..PINGS {
-            open = open || neighbor.ping(PING_LIMIT).await;
-        }
-        let mut say = async |kind: LinkKind| {
-            neighbor.use_link(kind);
-            let mut word = [SAY_USE; 5];
-            word[1..].copy_from_slice(&(kind as u32).to_le_bytes());
-            writer.send(&word, &[]).await
-        };
-        if forced && open {
-            say(LinkKind::Datagram).await?;
-        }
-        let mut times: [[Vec<f64>; 3]; 2] = Default::default();
-        for (at, bytes) in ECHO_BYTES.into_iter().enumerate() {
-            let payload = vec![0x5a; bytes];
-            let mut back = Vec::new();
-            for _ in 0..if open { ECHOES } else { 0 } {
-                let started = Instant::now();
-                let mut word = [SAY_ECHO; 5];
-                word[1..].copy_from_slice(&(bytes as u32).to_le_bytes());
-                writer.send(&word, &payload).await?;
-                reader.recv_payload(bytes, bytes, &mut back).await?;
-                times[0][at].push(started.elapsed().as_secs_f64() * 1e6);
-                let started = Instant::now();
-                if neighbor.echo(&payload, ECHO_LIMIT).await {
-                    times[1][at].push(started.elapsed().as_secs_f64() * 1e6);
-                }
-            }
-            if times[1][at].len() < ECHOES {
-                // A link that loses an echo altogether has no figures.
-                times[1][at].clear();
-            }
-        }
-        let [stream_figures, datagram_figures] = times.map(Figures::of);
-        neighbor.measured(stream_figures, datagram_figures);
-        if !forced {
-            let kind = choose(neighbor.kind(), stream_figures, datagram_figures);
-            let mut word = [SAY_USE; 5];
-            word[1..].copy_from_slice(&(kind as u32).to_le_bytes());
-            neighbor.use_link(kind);
-            writer.send(&word, &[]).await?;
-        }
-        let mut unasked = [0];
-        tokio::select! {
-            // The other end says nothing unasked: this is its end.
-            _ = reader.recv_exact(&mut unasked) => return Err(HopError::Closed),
-            () = tokio::time::sleep(AGAIN) => failures = 0,
-            () = neighbor.left.notified() => {
-                if neighbor.is_closed() {
-                    return Ok(());
-                }
-                failures += 1;
-                tokio::select! {
-                    _ = reader.recv_exact(&mut unasked) => return Err(HopError::Closed),
-                    () = tokio::time::sleep(RECOVER * (1 << failures.min(5))) => {}
-                    () = neighbor.ended() => return Ok(()),
-                }
-            }
-        }
-    }
-}
-
-/// Receives until the links are dropped.
+/// Receives until the links are dropped. After a datagram it looks for the next one without sleeping for as long as the node was
+/// told to.
 async fn receive(socket: Arc<Socket>, shared: Weak<Shared>) {
     let mut buffer = vec![0; TRAIN_BYTES];
-    while socket.readable().await.is_ok() {
+    let mut heard = Vec::new();
+    let mut awake: Option<Instant> = None;
+    loop {
+        if awake.is_none() && socket.readable().await.is_err() {
+            return;
+        }
         let Some(shared) = shared.upgrade() else { return };
+        let mut came = false;
         // A flood must not keep the other tasks of this thread waiting.
         for _ in 0..64 {
-            match socket.receive(&mut buffer) {
-                Ok((len, segment, from)) => shared.on_train(&buffer[..len], segment, from),
-                // Nothing more, or an error of an earlier datagram that went nowhere.
-                Err(_) => break,
-            }
+            // Nothing more, or an error of an earlier datagram that went nowhere.
+            let Ok((len, segment, from)) = socket.receive(&mut buffer, awake.is_some()) else { break };
+            shared.on_train((&buffer[..len], segment), from, &mut heard);
+            came = true;
         }
+        let now = Instant::now();
+        awake = if heard.is_empty() { awake } else { Some(now) }.filter(|since| now - *since < shared.spin);
         drop(shared);
-        tokio::task::consume_budget().await;
-    }
-}
-
-/// Does what is due, while anything is on its way.
-async fn tick(busy: Arc<Notify>, shared: Weak<Shared>) {
-    loop {
-        busy.notified().await;
-        let mut more = true;
-        while more {
-            tokio::time::sleep(TICK).await;
-            let Some(shared) = shared.upgrade() else { return };
-            more = shared.neighbors().iter().filter(|neighbor| neighbor.on_time()).count() > 0;
+        if came || awake.is_some() {
+            // Who waits for a frame goes first, and its answer before an acknowledgement.
+            tokio::task::yield_now().await;
         }
+        heard.drain(..).for_each(|neighbor| neighbor.flush());
     }
 }
 

@@ -11,19 +11,27 @@
 //! Limits: [`Limits::streams_per_peer`](crate::config::Limits) streams to one peer, the next waits for a while; streams
 //! from others are under the [governor](crate::governor), the next is refused; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
 
+mod attached;
 pub(crate) mod behaviour;
 mod choice;
 mod datagram;
+#[cfg(target_os = "linux")]
+mod kmod;
+#[cfg(not(target_os = "linux"))]
+#[path = "kmod_absent.rs"]
+mod kmod;
 mod linked;
 pub(crate) mod links;
 mod neighbor;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod timer;
 
 use std::fmt;
 
 pub use choice::{Figures, LinkKind, LinkMode};
+pub use links::module_state;
 pub use neighbor::LinkInfo;
 pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};

@@ -17,10 +17,14 @@ use scheduler::NodeId;
 use scheduler::governor::Resource;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use super::attached::Attached;
 use super::choice::{Figures, LinkKind};
+use super::datagram::Time;
 use super::datagram::send::Place;
 use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
+use super::kmod::Module;
+use super::timer::Timer;
 use crate::governor::{Governor, Permit};
 
 /// Failures in [`FORGIVEN`] after which the stream is used.
@@ -95,6 +99,8 @@ struct Registered {
 #[derive(Debug)]
 struct State {
     session: Session,
+    /// The kernel module's part in it, where it has one.
+    attached: Option<Attached>,
     lanes: HashMap<u64, Registered>,
     echoes: HashMap<u32, oneshot::Sender<usize>>,
     next_echo: u32,
@@ -123,6 +129,8 @@ pub struct LinkInfo {
     pub stream: Option<Figures>,
     /// Echoes over datagrams, once measured.
     pub datagram: Option<Figures>,
+    /// Echoes over datagrams that the kernel module carries at this end, once measured.
+    pub kmod: Option<Figures>,
     /// Frames that datagrams carried.
     pub messages: u64,
     /// Frames that the stream carried from the start.
@@ -137,7 +145,7 @@ impl fmt::Display for LinkInfo {
     /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
-        for (name, figures) in [("stream", self.stream), ("datagram", self.datagram)] {
+        for (name, figures) in [("stream", self.stream), ("datagram", self.datagram), ("kmod", self.kmod)] {
             if let Some(figures) = figures {
                 write!(f, ", {name} {:.0} us", figures.p50_us[1])?;
             }
@@ -147,6 +155,17 @@ impl fmt::Display for LinkInfo {
     }
 }
 
+/// Which link is used: the stream at first.
+#[derive(Debug, Default)]
+struct Used {
+    /// The stream or datagrams, as a [`LinkKind`].
+    kind: AtomicU8,
+    /// The kernel module carries the datagrams.
+    outside: AtomicBool,
+    /// The session is over.
+    closed: AtomicBool,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Neighbor {
@@ -154,29 +173,28 @@ pub(crate) struct Neighbor {
     pub(crate) address: SocketAddr,
     /// The connection that the session was agreed on: streams of another one may lead to another process of the peer.
     pub(crate) connection: ConnectionId,
+    /// This end dialed it.
+    pub(crate) dialed: bool,
     socket: Arc<Socket>,
     governor: Governor,
-    began: Instant,
-    kind: AtomicU8,
-    closed: AtomicBool,
+    used: Used,
     state: Mutex<State>,
-    figures: Mutex<[Option<Figures>; 2]>,
+    figures: Mutex<[Option<Figures>; 3]>,
     frames: Frames,
     /// There may be room.
     pub(crate) room: Notify,
     /// The fast path was left, or the session has ended.
     pub(crate) left: Notify,
-    /// Something is due that was not before.
-    busy: Arc<Notify>,
+    timer: Arc<Timer>,
     _seat: Permit,
 }
 
 impl Link for Neighbor {
     fn kind(&self) -> LinkKind {
-        if self.kind.load(Ordering::Relaxed) == LinkKind::Datagram as u8 {
-            LinkKind::Datagram
-        } else {
-            LinkKind::Stream
+        match self.used.kind.load(Ordering::Relaxed) {
+            kind if kind == LinkKind::Stream as u8 => LinkKind::Stream,
+            _ if self.used.outside.load(Ordering::Relaxed) => LinkKind::Kmod,
+            _ => LinkKind::Datagram,
         }
     }
 
@@ -184,7 +202,7 @@ impl Link for Neighbor {
         let mut state = self.state();
         // With the state at hand: once a session that ends has given everything back, nothing is added.
         let long = frame[0].len() + frame[1].len() > MAX_FRAME;
-        if long || self.is_closed() || self.kind() != LinkKind::Datagram {
+        if long || self.is_closed() || self.kind() == LinkKind::Stream {
             return Offer::Decline;
         }
         let Some(lane) = state.lanes.get(&place.lane).map(|registered| registered.lane.clone()) else {
@@ -194,15 +212,11 @@ impl Link for Neighbor {
             return Offer::Decline;
         }
         lane.outstanding.fetch_add(1, Ordering::AcqRel);
-        let idle = !state.session.is_busy();
         let taken = state.session.send(self.now(), place, frame);
         let waits = state.session.is_busy();
         self.pump(&mut state);
         drop(state);
         if taken {
-            if idle {
-                self.busy.notify_one();
-            }
             return Offer::Carried;
         }
         lane.settle();
@@ -217,33 +231,33 @@ impl Neighbor {
         (address, connection): (SocketAddr, ConnectionId),
         socket: Arc<Socket>,
         governor: Governor,
-        (began, busy, seat, turn): (Instant, Arc<Notify>, Permit, u64),
+        (timer, seat, (turn, dialed)): (Arc<Timer>, Permit, (u64, bool)),
     ) -> Self {
         let state = State {
             session,
+            attached: None,
             lanes: HashMap::new(),
             echoes: HashMap::new(),
             next_echo: 0,
             pong: None,
             train: Vec::with_capacity(64 << 10),
             strikes: 0,
-            struck: began,
+            struck: Instant::now(),
         };
         Self {
             peer,
             address,
             connection,
+            dialed,
             socket,
             governor,
-            began,
-            kind: AtomicU8::new(LinkKind::Stream as u8),
-            closed: AtomicBool::new(false),
+            used: Used::default(),
             state: Mutex::new(state),
             figures: Mutex::default(),
             frames: Frames { turn, ..Frames::default() },
             room: Notify::new(),
             left: Notify::new(),
-            busy,
+            timer,
             _seat: seat,
         }
     }
@@ -253,8 +267,8 @@ impl Neighbor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> Duration {
-        self.began.elapsed()
+    fn now(&self) -> Time {
+        self.timer.now()
     }
 
     /// A frame is about to be handed over. In tests it may be the one with which the other link begins.
@@ -263,7 +277,7 @@ impl Neighbor {
         if self.frames.turn > 0 && before.is_multiple_of(self.frames.turn) {
             self.use_link(match self.kind() {
                 LinkKind::Stream => LinkKind::Datagram,
-                LinkKind::Datagram => LinkKind::Stream,
+                LinkKind::Datagram | LinkKind::Kmod => LinkKind::Stream,
             });
         }
     }
@@ -280,27 +294,29 @@ impl Neighbor {
 
     /// Whether the session is over.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.used.closed.load(Ordering::Relaxed)
     }
 
     /// Ends the session: what is on its way goes over the streams.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
+        self.used.closed.store(true, Ordering::Relaxed);
         self.use_link(LinkKind::Stream);
+        self.detach();
         self.left.notify_one();
     }
 
     /// Uses this link from now on. What is on its way arrives as it was sent, or goes over the stream.
     pub(crate) fn use_link(&self, kind: LinkKind) {
         let mut state = self.state();
-        let kind = if self.is_closed() { LinkKind::Stream } else { kind };
-        let before = self.kind.swap(kind as u8, Ordering::Relaxed);
+        let datagrams = kind != LinkKind::Stream && !self.is_closed();
+        let kind = if datagrams { LinkKind::Datagram } else { LinkKind::Stream };
+        let before = self.used.kind.swap(kind as u8, Ordering::Relaxed);
         if before != kind as u8 {
-            tracing::info!(node = %self.peer, link = %kind, "another link");
+            tracing::info!(node = %self.peer, link = %self.kind(), "another link");
         }
         match kind {
             LinkKind::Stream => state.session.give_up(),
-            LinkKind::Datagram => {
+            LinkKind::Datagram | LinkKind::Kmod => {
                 // Said again: it may have been lost, and a lane that nothing is known of keeps to its stream.
                 let accepted: Vec<u64> =
                     state.lanes.iter().filter(|(_, lane)| lane.accepted).map(|(name, _)| *name).collect();
@@ -312,22 +328,52 @@ impl Neighbor {
         }
         self.pump(&mut state);
         drop(state);
-        self.busy.notify_one();
         self.room.notify_waiters();
     }
 
-    /// What was measured.
-    pub(crate) fn measured(&self, stream: Option<Figures>, datagram: Option<Figures>) {
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = [stream, datagram];
+    /// What was measured over the stream, datagrams and the kernel module.
+    pub(crate) fn measured(&self, figures: [Option<Figures>; 3]) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
+    }
+
+    /// Has the kernel module carry the datagrams from now on. False where it does not take the session.
+    pub(crate) fn attach(&self, module: &Arc<Module>) -> bool {
+        let mut state = self.state();
+        if state.attached.is_none() && !self.is_closed() {
+            match Attached::new(module.clone(), &mut state.session, self.address) {
+                Ok(attached) => state.attached = Some(attached),
+                Err(error) => {
+                    tracing::info!(node = %self.peer, %error, "the kernel module does not take a session");
+                }
+            }
+        }
+        self.used.outside.store(state.attached.is_some(), Ordering::Relaxed);
+        state.attached.is_some()
+    }
+
+    /// The socket carries the datagrams from now on, also those that the module had.
+    pub(crate) fn detach(&self) {
+        let mut state = self.state();
+        state.session.serve_outside(false);
+        state.attached = None;
+        self.used.outside.store(false, Ordering::Relaxed);
+        self.pump(&mut state);
+    }
+
+    /// Takes in a message that the kernel module put together. As [`Neighbor::on_train`], nothing is said yet.
+    pub(crate) fn on_message(&self, message: (u32, u32), sealed: &[u8]) {
+        let mut state = self.state();
+        state.session.on_message(self.now(), message, sealed);
+        self.hand_on(&mut state);
     }
 
     /// See [`LinkInfo`].
     pub(crate) fn info(&self) -> LinkInfo {
-        let [stream, datagram] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let [stream, datagram, kmod] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
         let Counts { sent, frames, frames_returned: returned, .. } = self.state().session.counts();
         let (messages, sent_again) = (frames - returned, sent.again);
         let streamed = self.frames.streamed.load(Ordering::Relaxed);
-        LinkInfo { kind: self.kind(), stream, datagram, messages, streamed, returned, sent_again }
+        LinkInfo { kind: self.kind(), stream, datagram, kmod, messages, streamed, returned, sent_again }
     }
 
     /// The low half of what the other end calls the session, and of what this one calls it: a stream belongs to one session.
@@ -374,8 +420,6 @@ impl Neighbor {
         let mut state = self.state();
         let sent = state.session.send(self.now(), Place { lane: ECHO, number }, frame);
         self.pump(&mut state);
-        drop(state);
-        self.busy.notify_one();
         sent
     }
 
@@ -410,33 +454,45 @@ impl Neighbor {
         matches!(tokio::time::timeout(limit, answer).await, Ok(Ok(())))
     }
 
-    /// Takes in the datagrams of a train that came from this neighbor's address.
+    /// Takes in the datagrams of a train that came from this neighbor's address. What there is to say to it waits for
+    /// [`Neighbor::flush`], so that who waits for a frame has it first.
     pub(crate) fn on_train(&self, train: &[u8], segment: usize) {
         let mut state = self.state();
         let now = self.now();
-        let idle = state.session.due().is_none();
         for datagram in train.chunks(segment) {
             state.session.on_datagram(now, datagram);
         }
-        self.pump(&mut state);
-        if idle && state.session.due().is_some() {
-            self.busy.notify_one();
-        }
+        self.hand_on(&mut state);
     }
 
-    /// Does what is due; whether more will be.
-    pub(crate) fn on_time(&self) -> bool {
+    /// Sends what there is to say.
+    pub(crate) fn flush(&self) {
+        self.pump(&mut self.state());
+    }
+
+    /// Does what is due; when the next thing is.
+    pub(crate) fn on_time(&self) -> Option<Time> {
         let mut state = self.state();
         let now = self.now();
         if state.session.due().is_some_and(|due| due <= now) {
             state.session.on_time(now);
             self.pump(&mut state);
         }
-        state.session.due().is_some()
+        state.session.due()
     }
 
     /// Hands on what the session has to say, and sends what it has to send.
     fn pump(&self, state: &mut State) {
+        self.hand_on(state);
+        let State { session, train, .. } = state;
+        while let Some(segment) = session.transmit(self.now(), train) {
+            self.socket.send(self.address, train, segment);
+        }
+        self.timer.arm(session.due());
+    }
+
+    /// Hands on what the session has to say, and sends the chunks that there is room for by now.
+    fn hand_on(&self, state: &mut State) {
         let news = state.session.take_news();
         let moved = news.iter().any(|news| matches!(news, News::Arrived(_) | News::Returned(..)));
         let mut failed = false;
@@ -462,17 +518,24 @@ impl Neighbor {
                         registered.lane.settle();
                     }
                 }
+                News::Asked { message, chunks } => match &state.attached {
+                    Some(attached) => attached.tell(&mut state.session, message, chunks),
+                    None => state.session.say_lacking(message, chunks, None),
+                },
                 News::Pong => {
                     // The one who asked may have stopped waiting.
                     let _ = state.pong.take().map(|pong| pong.send(()));
                 }
             }
         }
-        let State { session, train, .. } = state;
-        while let Some(segment) = session.transmit(self.now(), train) {
+        let State { session, attached, train, .. } = state;
+        if let Some(attached) = attached {
+            attached.send(session, self.now());
+        }
+        while let Some(segment) = session.transmit_data(self.now(), train) {
             self.socket.send(self.address, train, segment);
         }
-        if failed && self.kind() == LinkKind::Datagram {
+        if failed && self.kind() != LinkKind::Stream {
             self.strike(state);
         }
         if moved {
@@ -489,7 +552,7 @@ impl Neighbor {
         if state.strikes >= MAX_STRIKES {
             state.strikes = 0;
             tracing::info!(node = %self.peer, "datagrams do not arrive, the stream is used");
-            self.kind.store(LinkKind::Stream as u8, Ordering::Relaxed);
+            self.used.kind.store(LinkKind::Stream as u8, Ordering::Relaxed);
             self.left.notify_one();
         }
     }
@@ -502,7 +565,6 @@ impl Neighbor {
                 let holder = self.governor.holder(self.peer);
                 if self.governor.spend(holder, Resource::Echoes, rest.len() as u64).is_ok() {
                     state.session.send(self.now(), delivered.place, [&[ANSWER], rest]);
-                    self.busy.notify_one();
                 }
             }
             ANSWER => {

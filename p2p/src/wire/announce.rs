@@ -8,6 +8,10 @@
 //! Costs of layers are a table of the kinds of layers and the runs of layers of one kind, in the order of the layers:
 //! 32 bytes a kind and 3 a run, some 150 bytes for a Gemma of 26 layers.
 //!
+//! A node's coordinate ([`scheduler::coordinate`]) travels as the last link, to a name that no key has: the sixteen bytes of
+//! `PLACE`, three axes and the height as `f32`, with the relative error as the round trip. A node that knows nothing of
+//! coordinates passes over it as over any node that it does not know.
+//!
 //! The signature covers everything before it, under the domain `shoal/announce/2`. A node that forwards an announcement
 //! forwards these bytes, so it means the same to all who hear it. A replay is recognized by its sequence number,
 //! which the view of the swarm compares; a node counts on from above its last after a restart.
@@ -16,6 +20,7 @@
 //! [`seal`] tells a node when it says too much; [`open`] is the only way in for what strangers say.
 
 use scheduler::capability::{MAX_HOLDINGS, MAX_LAYERS, MAX_MS, MAX_RANGES};
+use scheduler::coordinate::{AXES, Coordinate};
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Capability, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId};
 
@@ -28,6 +33,8 @@ use crate::identity::{Identity, verify};
 pub const MAX_ANNOUNCEMENT: usize = 16 << 10;
 /// Most measured links; a node with more peers names its nearest.
 pub const MAX_LINKS: usize = 32;
+/// How the name of the link begins that is a coordinate.
+const PLACE: &[u8; 16] = b"shoal/coordinate";
 /// Longest life of an announcement, ms: two minutes, after which who fell silent is forgotten.
 pub const MAX_TTL_MS: u32 = 120_000;
 /// Longest name of a model, bytes.
@@ -102,8 +109,10 @@ pub struct Draft {
     pub class: Class,
     /// One for each of `claim.holdings`, in that order, of the same model.
     pub offers: Vec<Offer>,
-    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`].
+    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`], one less with a coordinate.
     pub links: Vec<Link>,
+    /// Where it is.
+    pub coordinate: Option<Coordinate>,
     /// Where it can be reached, as a `Contact` of the control plane has them.
     pub addresses: Vec<String>,
     /// The announcement is void after this long, ms; 1 to [`MAX_TTL_MS`].
@@ -123,6 +132,8 @@ pub struct Announcement {
     pub offers: Vec<Offer>,
     /// Round trips it says it measured, one per peer.
     pub links: Vec<Link>,
+    /// Where it says it is.
+    pub coordinate: Option<Coordinate>,
     /// Where it says it can be reached.
     pub addresses: Vec<String>,
     /// Void this long after it was heard first, ms.
@@ -201,7 +212,8 @@ fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
     for (offer, holding) in draft.offers.iter().zip(&claim.holdings) {
         write_offer(offer, holding, to)?;
     }
-    to.list(&draft.links, |to, link| {
+    let links: Vec<Link> = draft.links.iter().copied().chain(draft.coordinate.map(as_link)).collect();
+    to.list(&links, |to, link| {
         to.bytes(link.to.as_bytes()).f64(link.rtt_ms);
     });
     write_addresses(&draft.addresses, to);
@@ -288,7 +300,7 @@ fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
         _ => return Err(Malformed("announcement: class")),
     };
     let (offers, holdings) = from.list(MAX_HOLDINGS, SMALLEST_OFFER, read_offer)?.into_iter().unzip();
-    let links = read_links(from, node)?;
+    let (links, coordinate) = read_links(from, node)?;
     let addresses = read_addresses(from)?;
     let ttl_ms = from.u32()?;
     if !(1..=MAX_TTL_MS).contains(&ttl_ms) {
@@ -307,7 +319,7 @@ fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
         holdings,
     };
     let capability = Capability::try_from(claim).map_err(|_| Malformed("announcement: claim"))?;
-    Ok(Announcement { capability, class, offers, links, addresses, ttl_ms, agent })
+    Ok(Announcement { capability, class, offers, links, coordinate, addresses, ttl_ms, agent })
 }
 
 fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
@@ -345,9 +357,34 @@ fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
     Ok((Offer { model, name, num_layers, hidden, context, file_bytes, costs }, holding))
 }
 
-/// A node says one thing of each peer, and nothing of itself.
-fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Vec<Link>, Malformed> {
-    let links = from.list(MAX_LINKS, 40, |from| {
+/// A coordinate in the shape of a link.
+fn as_link(coordinate: Coordinate) -> Link {
+    let (at, height, error) = coordinate.parts();
+    let mut name = [0; 32];
+    name[..16].copy_from_slice(PLACE);
+    for (bytes, ms) in name[16..].chunks_exact_mut(4).zip(at.into_iter().chain([height])) {
+        bytes.copy_from_slice(&ms.to_le_bytes());
+    }
+    Link { to: NodeId::new(name), rtt_ms: f64::from(error) }
+}
+
+/// The coordinate that a link is, if its name begins like one.
+fn as_coordinate(link: &Link) -> Option<Result<Coordinate, Malformed>> {
+    let numbers = link.to.as_bytes().strip_prefix(PLACE)?;
+    let mut ms = numbers.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let mut next = || ms.next().unwrap_or(f32::NAN);
+    let at: [f32; AXES] = std::array::from_fn(|_| next());
+    let height = next();
+    // One encoding: what an `f32` cannot hold was not written by `as_link`.
+    let error = link.rtt_ms as f32;
+    let exact = f64::from(error) == link.rtt_ms;
+    let coordinate = Coordinate::new(at, height, error).filter(|_| exact);
+    Some(coordinate.ok_or(Malformed("announcement: coordinate")))
+}
+
+/// A node says one thing of each peer, and nothing of itself but, at the end, where it is.
+fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<(Vec<Link>, Option<Coordinate>), Malformed> {
+    let mut links = from.list(MAX_LINKS, 40, |from| {
         let link = Link { to: NodeId::new(from.array()?), rtt_ms: from.f64()? };
         let sound = link.to != me && (0.0..=MAX_MS).contains(&link.rtt_ms);
         sound.then_some(link).ok_or(Malformed("announcement: link"))
@@ -357,7 +394,12 @@ fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Vec<Link>, Malformed>
     if ends.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(Malformed("announcement: links"));
     }
-    Ok(links)
+    let coordinate = links.last().and_then(as_coordinate).transpose()?;
+    links.truncate(links.len() - usize::from(coordinate.is_some()));
+    if links.iter().any(|link| link.to.as_bytes().starts_with(PLACE)) {
+        return Err(Malformed("announcement: coordinate"));
+    }
+    Ok((links, coordinate))
 }
 
 /// Text that ends up on screens: nothing that moves a cursor, is invisible or turns the direction of reading.

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
+use scheduler::coordinate::Coordinate;
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{AttentionKind, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId};
 
@@ -150,6 +151,7 @@ fn draft() -> Draft {
         class: Class::D1,
         offers: vec![offer(2, "Tiny 1B"), offer(3, "")],
         links: vec![Link { to: NodeId::numbered(9), rtt_ms: 12.25 }],
+        coordinate: None,
         addresses: contact().addresses,
         ttl_ms: 60_000,
         agent: "shoal/0.1.0".to_owned(),
@@ -258,6 +260,22 @@ fn golden_bytes_stay() {
 }
 
 #[test]
+fn a_coordinate_is_a_link_that_older_nodes_pass_over() {
+    let place = Coordinate::new([12.5, -80.0, 3.25], 6.5, 0.125).unwrap();
+    let with = Draft { coordinate: Some(place), ..draft() };
+    let sealed = announce::seal(&with, &signer()).unwrap();
+    let name: Vec<u8> = [12.5f32, -80.0, 3.25, 6.5].iter().flat_map(|ms| ms.to_le_bytes()).collect();
+    let link = [b"shoal/coordinate".as_slice(), name.as_slice(), 0.125f64.to_le_bytes().as_slice()].concat();
+    assert!(
+        sealed.windows(40).any(|bytes| bytes == link),
+        "a name of no node, and the error as a round trip"
+    );
+    assert_eq!(said(&announce::open(&sealed).unwrap()), with);
+    let many = (10..42).map(|n| Link { to: NodeId::numbered(n), rtt_ms: 1.0 }).collect();
+    assert!(announce::seal(&Draft { links: many, ..with }, &signer()).is_err());
+}
+
+#[test]
 fn costs_of_layers_have_one_encoding_and_bounds() {
     let spoilt = |spoil: fn(&mut Draft)| {
         let mut draft = draft();
@@ -303,6 +321,7 @@ fn said(it: &Announcement) -> Draft {
         class: it.class,
         offers: it.offers.clone(),
         links: it.links.clone(),
+        coordinate: it.coordinate,
         addresses: it.addresses.clone(),
         ttl_ms: it.ttl_ms,
         agent: it.agent.clone(),

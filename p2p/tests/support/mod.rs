@@ -101,6 +101,7 @@ pub fn announcement_at(identity: &Identity, sequence: u64, addresses: Vec<String
         class: Class::D1,
         offers: Vec::new(),
         links: Vec::new(),
+        coordinate: None,
         addresses,
         ttl_ms: 60_000,
         agent: "test".into(),

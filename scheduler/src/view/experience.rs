@@ -7,6 +7,7 @@
 //! served, for good. One that does not answer is a stranger again for a while, twice as long each time
 //! ([`SwarmView::snub`]). Routes prefer those that were met ([`crate::route::acquainted`]).
 
+use super::journal::Change;
 use super::{MAX_NODES, SwarmView};
 use crate::latency::{Ema, SPEED_TAU_MS};
 use crate::rng::mix;
@@ -84,8 +85,9 @@ impl SwarmView {
             }
         }
         let experience = self.experience.entry(node).or_default();
-        self.epoch += u64::from(!experience.met);
-        experience.met = true;
+        if !std::mem::replace(&mut experience.met, true) {
+            self.changed(Change::Node(node));
+        }
     }
 
     /// A node did not answer a dial or a lease.
@@ -93,7 +95,7 @@ impl SwarmView {
         if let Some(experience) = self.experience_of(node) {
             let (times, _) = experience.snubbed;
             experience.snubbed = (times.saturating_add(1), Some(now + (SNUBBED_MS << times.min(MAX_SNUBS))));
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -149,7 +151,7 @@ impl SwarmView {
         if let Some(experience) = self.experience_of(node) {
             experience.speed.add(now, layer_ms);
             experience.snubbed = (0, None);
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -167,7 +169,7 @@ impl SwarmView {
             experience.excess.add(now, if ms > claimed { ms - claimed } else { 0.0 });
             experience.share.add(now, (ms / claimed).min(1.0));
             experience.snubbed = (0, None);
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -175,7 +177,7 @@ impl SwarmView {
     pub fn set_trust(&mut self, node: NodeId, trust: f64) {
         if let Some(experience) = self.experience_of(node) {
             experience.trust = if trust.is_nan() { 1e-3 } else { trust.clamp(1e-3, 1.0) };
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 

@@ -78,9 +78,9 @@ impl Corrections {
         self.apart.contains_key(&pair(one, other))
     }
 
-    /// Such pairs among indexed nodes, both ways.
-    pub fn pairs_apart(&self, index: &BTreeMap<NodeId, u32>) -> impl Iterator<Item = (u32, u32)> {
-        let indexed = |pair: &(NodeId, NodeId)| Some((*index.get(&pair.0)?, *index.get(&pair.1)?));
+    /// Such pairs among nodes that have an index, both ways.
+    pub fn pairs_apart(&self, index: impl Fn(NodeId) -> Option<u32>) -> impl Iterator<Item = (u32, u32)> {
+        let indexed = move |pair: &(NodeId, NodeId)| Some((index(pair.0)?, index(pair.1)?));
         self.apart.keys().filter_map(indexed).flat_map(|(i, j)| [(i, j), (j, i)])
     }
 

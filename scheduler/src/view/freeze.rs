@@ -1,9 +1,14 @@
 //! One model as it is believed to be right now, for the router.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::experience::drawn;
-use super::{CLAIM_OF_OWN, Experience, PRIOR_LAYER_MS, SwarmView};
+use super::geography::Ground;
+use super::journal::Change;
+use super::links::SAID_UP_TO;
+use super::{CLAIM_OF_OWN, Experience, Known, PRIOR_LAYER_MS, SwarmView};
+use crate::capability::Holding;
 use crate::latency::bounded_claim;
 use crate::layer_cost::LayerCosts;
 use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
@@ -73,70 +78,61 @@ impl SwarmView {
         draw: Option<u64>,
     ) -> Result<Snapshot, BadSnapshot> {
         let shown = draw.map(|draw| self.shown(model, myself, draw));
-        let mut index = BTreeMap::new();
-        let mut hosts = Vec::new();
-        let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
-        let prior_ms = own.map_or(PRIOR_LAYER_MS, |own| PRIOR_LAYER_MS.min(own.decode_ms * CLAIM_OF_OWN));
+        let freezing = Freezing::new(self, model, num_layers, myself);
+        let mut hosts: Vec<Host> = Vec::new();
         for (id, known) in &self.known {
-            let claim = known.capability.claim();
-            let holding = known.capability.holding(model).filter(|_| !claim.draining);
-            let apart = self.corrections.are_apart(myself, *id);
             let hidden = shown.as_ref().is_some_and(|shown| !self.is_met(*id) && !shown.contains(id));
-            if (holding.is_none() || apart || hidden) && *id != myself {
-                continue;
+            if !hidden || *id == myself {
+                hosts.extend(freezing.host(*id, known));
             }
-            let within = |set: LayerSet| -> LayerSet {
-                let model = LayerRange::new(0, num_layers);
-                set.ranges()
-                    .iter()
-                    .filter_map(|range| model.and_then(|model| range.intersect(model)))
-                    .collect()
-            };
-            let mut host = Host::new(*id, LayerSet::default(), PRIOR_LAYER_MS);
-            host.operator = claim.operator;
-            host.region = if (claim.region as usize) < self.geography.regions { claim.region } else { 0 };
-            host.access_ms = match self.geography.unmeasured_ms {
-                None => claim.access_ms,
-                Some(_) if *id == myself => 0.0,
-                Some(unmeasured) => self.round_trip_ms(myself, *id).map_or(unmeasured, |ms| ms / 2.0),
-            };
-            host.up_bytes_per_ms = claim.up_bytes_per_ms;
-            host.down_bytes_per_ms = claim.down_bytes_per_ms;
-            let fresh = Experience::default();
-            let experience = self.experience.get(id).unwrap_or(&fresh);
-            host.trust = experience.trust;
-            host.met = *id == myself || experience.is_met();
-            if let Some(holding) = holding {
-                host.loaded = within(self.corrections.held(*id, model, holding.loaded_set()));
-                host.on_disk = within(holding.on_disk_set());
-                let prior = if *id == myself { 0.0 } else { prior_ms };
-                // Once visits were measured they bound the claim; before, the prior does.
-                let prior = if experience.share.value().is_some() { 0.0 } else { prior };
-                let claimed = bounded_claim(holding.decode_ms, &experience.speed, prior);
-                let unproven = *id != myself && experience.share.value().is_none();
-                let floor = own.filter(|_| unproven).map_or(0.0, |own| own.visit_ms * OWN_GAIN);
-                (host.visit_ms, host.decode_ms) = experience.corrected(holding.visit_ms.max(floor), claimed);
-                host.prefill_ms = holding.prefill_ms.max(host.decode_ms / MAX_PREFILL_GAIN);
-                host.queue_ms = holding.queue_ms;
-                host.load_ms = holding.load_ms;
-                host.active = holding.active;
-                host.batch_knee = holding.batch_knee;
-                host.kv_bytes = Some(holding.kv_bytes);
-            }
-            index.insert(*id, hosts.len() as u32);
-            hosts.push(host);
         }
-        // The last entry of a pair counts.
-        let mut measured = self.links.one_way(&index);
-        measured.extend(self.corrections.pairs_apart(&index).map(|(i, j)| (i, j, f64::INFINITY)));
-        let (base_ms, regions) = (self.geography.base_ms.clone(), self.geography.regions);
+        let ground = &freezing.ground;
+        let (regions, base_ms) = ground.regions();
+        let measured = self.links.one_way(&hosts, myself, ground, &self.corrections);
         let links = Links::Regions { base_ms, regions, measured };
         Snapshot::new(model, num_layers, weights, hosts, &links)
     }
 
+    /// `snapshot`, frozen for `myself` at the epoch `since`, as it would be frozen now for the same strangers; the same one where
+    /// nothing of it changed. `None` where more changed than figures of its hosts.
+    pub(crate) fn thaw(&self, snapshot: &Arc<Snapshot>, since: u64, myself: NodeId) -> Option<Arc<Snapshot>> {
+        let changes = self.journal.since(since, self.epoch)?;
+        let freezing = Freezing::new(self, snapshot.model(), snapshot.num_layers(), myself);
+        let unsaid = freezing.ground.is_mapped() && snapshot.hosts().len() > SAID_UP_TO;
+        let mut nodes = BTreeSet::new();
+        for change in changes {
+            match change {
+                Change::Node(node) if node != myself => {
+                    nodes.insert(node);
+                }
+                Change::Link(from) if from != myself && unsaid && !self.links.says_way(from, myself) => {}
+                _ => return None,
+            }
+        }
+        let crowded = snapshot.hosts().iter().filter(|host| !host.met).count() >= MAX_STRANGERS;
+        let mut thawed = None;
+        for node in nodes {
+            let now = self.known.get(&node).and_then(|known| freezing.host(node, known));
+            match (snapshot.host(node), now) {
+                (None, None) => {}
+                // As many strangers as fit are shown: this one may be when they are drawn again.
+                (None, Some(now)) if !now.met && crowded => {}
+                (Some(before), Some(now)) if *before == now => {}
+                (Some(_), Some(now)) => {
+                    let snapshot = thawed.get_or_insert_with(|| Snapshot::clone(snapshot));
+                    if !snapshot.replace(now) {
+                        return None;
+                    }
+                }
+                _ => return None,
+            }
+        }
+        Some(thawed.map_or_else(|| Arc::clone(snapshot), Arc::new))
+    }
+
     /// The strangers that a route is shown.
     fn shown(&self, model: ModelId, myself: NodeId, draw: u64) -> BTreeSet<NodeId> {
-        let holds = |(id, known): &(&NodeId, &super::Known)| {
+        let holds = |(id, known): &(&NodeId, &Known)| {
             **id != myself && !self.is_met(**id) && known.capability.holding(model).is_some()
         };
         let mut strangers: Vec<(u64, NodeId)> =
@@ -146,5 +142,68 @@ impl SwarmView {
             strangers.truncate(MAX_STRANGERS);
         }
         strangers.into_iter().map(|(_, id)| id).collect()
+    }
+}
+
+/// What all hosts of a snapshot are built with.
+struct Freezing<'a> {
+    view: &'a SwarmView,
+    model: ModelId,
+    num_layers: u32,
+    myself: NodeId,
+    ground: Ground<'a>,
+    own: Option<&'a Holding>,
+    prior_ms: f64,
+    fresh: Experience,
+}
+
+impl<'a> Freezing<'a> {
+    fn new(view: &'a SwarmView, model: ModelId, num_layers: u32, myself: NodeId) -> Self {
+        let own = view.known.get(&myself).and_then(|known| known.capability.holding(model));
+        let prior_ms = own.map_or(PRIOR_LAYER_MS, |own| PRIOR_LAYER_MS.min(own.decode_ms * CLAIM_OF_OWN));
+        let (ground, fresh) = (Ground::new(view, myself), Experience::default());
+        Self { view, model, num_layers, myself, ground, own, prior_ms, fresh }
+    }
+
+    /// A node as a host; `None` where it holds nothing, drains or cannot be reached.
+    fn host(&self, id: NodeId, known: &Known) -> Option<Host> {
+        let Self { view, model, myself, own, .. } = *self;
+        let claim = known.capability.claim();
+        let holding = known.capability.holding(model).filter(|_| !claim.draining);
+        let apart = view.corrections.are_apart(myself, id);
+        if (holding.is_none() || apart) && id != myself {
+            return None;
+        }
+        let within = |set: LayerSet| -> LayerSet {
+            let model = LayerRange::new(0, self.num_layers);
+            let ranges = set.ranges().iter();
+            ranges.filter_map(|range| model.and_then(|model| range.intersect(model))).collect()
+        };
+        let mut host = Host::new(id, LayerSet::default(), PRIOR_LAYER_MS);
+        host.operator = claim.operator;
+        let spot = self.ground.spot(claim);
+        (host.region, host.access_ms) = (spot.region, spot.access_ms);
+        host.up_bytes_per_ms = claim.up_bytes_per_ms;
+        host.down_bytes_per_ms = claim.down_bytes_per_ms;
+        let experience = view.experience.get(&id).unwrap_or(&self.fresh);
+        host.trust = experience.trust;
+        host.met = id == myself || experience.is_met();
+        let Some(holding) = holding else { return Some(host) };
+        host.loaded = within(view.corrections.held(id, model, holding.loaded_set()));
+        host.on_disk = within(holding.on_disk_set());
+        let prior = if id == myself { 0.0 } else { self.prior_ms };
+        // Once visits were measured they bound the claim; before, the prior does.
+        let prior = if experience.share.value().is_some() { 0.0 } else { prior };
+        let claimed = bounded_claim(holding.decode_ms, &experience.speed, prior);
+        let unproven = id != myself && experience.share.value().is_none();
+        let floor = own.filter(|_| unproven).map_or(0.0, |own| own.visit_ms * OWN_GAIN);
+        (host.visit_ms, host.decode_ms) = experience.corrected(holding.visit_ms.max(floor), claimed);
+        host.prefill_ms = holding.prefill_ms.max(host.decode_ms / MAX_PREFILL_GAIN);
+        host.queue_ms = holding.queue_ms;
+        host.load_ms = holding.load_ms;
+        host.active = holding.active;
+        host.batch_knee = holding.batch_knee;
+        host.kv_bytes = Some(holding.kv_bytes);
+        Some(host)
     }
 }

@@ -14,12 +14,15 @@
 //! evicts a node that was met. Of strangers [`MAX_STRANGERS`] are shown to a route.
 //!
 //! In this folder: `experience` is what was measured and lived through with a node, `links` what was measured between nodes,
-//! `geography` what is assumed where nothing was; `feedback` is what leases taught, `freeze` makes of it all a snapshot.
+//! `geography` what is assumed where nothing was, `atlas` what coordinates say of it; `journal` is whose figures changed lately,
+//! `feedback` is what leases taught, `freeze` makes of it all a snapshot.
 
+mod atlas;
 mod experience;
 mod feedback;
 mod freeze;
 mod geography;
+mod journal;
 mod links;
 #[cfg(test)]
 mod tests;
@@ -30,12 +33,15 @@ pub use experience::{CLAIM_OF_OWN, MOST_MET, PRIOR_LAYER_MS, SNUBBED_MS};
 pub use feedback::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
 pub use freeze::{MAX_PREFILL_GAIN, MAX_STRANGERS, OWN_GAIN};
 pub use geography::Geography;
-pub use links::MAX_LINKS;
+pub use links::{MAX_LINKS, MAX_OWN_LINKS};
 
 use crate::capability::Holding;
+use crate::coordinate::Coordinate;
 use crate::{Capability, LayerSet, Millis, ModelId, NodeId};
+use atlas::Atlas;
 use experience::Experience;
 use feedback::Corrections;
+use journal::{Change, Journal};
 use links::MeasuredLinks;
 
 /// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
@@ -71,6 +77,8 @@ pub struct SwarmView {
     corrections: Corrections,
     links: MeasuredLinks,
     geography: Geography,
+    atlas: Atlas,
+    journal: Journal,
     epoch: u64,
 }
 
@@ -83,6 +91,8 @@ impl SwarmView {
             corrections: Corrections::default(),
             links: MeasuredLinks::default(),
             geography,
+            atlas: Atlas::default(),
+            journal: Journal::default(),
             epoch: 0,
         }
     }
@@ -90,6 +100,12 @@ impl SwarmView {
     /// Counts up whenever a snapshot would come out differently.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Counts the epoch up for `change`.
+    fn changed(&mut self, change: Change) {
+        self.epoch += 1;
+        self.journal.note(self.epoch, change);
     }
 
     /// Number of nodes believed alive.
@@ -114,6 +130,7 @@ impl SwarmView {
 
     /// Takes in an announcement that arrived at `now` and counts for `lasts_ms`.
     pub fn merge_for(&mut self, capability: Capability, now: Millis, lasts_ms: u64) -> Merged {
+        let node = capability.node();
         let mut full = self.known.len() >= MAX_NODES;
         if full && !self.known.contains_key(&capability.node()) && self.is_met(capability.node()) {
             let stranger = self.known.keys().copied().find(|node| !self.is_met(*node));
@@ -123,7 +140,6 @@ impl SwarmView {
         match self.known.get_mut(&capability.node()) {
             None if full => return Merged::Full,
             None => {
-                let node = capability.node();
                 self.known.insert(node, Known { capability, heard: now, lasts_ms });
                 // It was gone: a node that could not reach it then may now, and it may hold what it did not.
                 self.corrections.forget_node(node);
@@ -141,7 +157,7 @@ impl SwarmView {
                 known.lasts_ms = lasts_ms;
             }
         }
-        self.epoch += 1;
+        self.changed(Change::Node(node));
         Merged::Fresh
     }
 
@@ -159,22 +175,57 @@ impl SwarmView {
     pub fn forget(&mut self, node: NodeId) {
         if self.known.remove(&node).is_some() {
             self.links.forget_node(node);
-            self.epoch += 1;
+            self.atlas.forget(node);
+            self.changed(Change::Node(node));
         }
     }
 
-    /// Notes a measured (or gossiped) round trip between two known nodes; one way counts as half of it.
+    /// A node that is known says where it is, or this one knows where it is itself: pairs that were never measured are priced by
+    /// it, under [`Geography::around`].
+    pub fn place(&mut self, node: NodeId, coordinate: Coordinate) {
+        if !coordinate.is_placed() || !self.known.contains_key(&node) || !self.atlas.set(node, coordinate) {
+            return;
+        }
+        self.changed(Change::Node(node));
+        if self.atlas.is_stale() {
+            // All hosts may stand elsewhere.
+            self.epoch += 1;
+            let met = |by: &NodeId| self.experience.get(by).is_some_and(Experience::is_met);
+            self.atlas.judge(self.links.all().filter(|(by, ..)| met(by)));
+        }
+    }
+
+    /// Where a node says that it is.
+    pub fn coordinate(&self, node: NodeId) -> Option<Coordinate> {
+        self.atlas.get(node).map(|placed| placed.coordinate)
+    }
+
+    /// Notes a measured (or gossiped) round trip between two known nodes; one way counts as half of it. Of each node the
+    /// [`MAX_LINKS`] shortest are kept.
     pub fn observe_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
-        if from != to && self.known.contains_key(&from) && self.known.contains_key(&to) {
-            self.links.observe(from, to, round_trip_ms);
-            self.epoch += 1;
+        if self.may_link(from, to) {
+            self.links.observe(from, to, round_trip_ms, MAX_LINKS);
+            self.changed(Change::Link(from));
         }
     }
 
-    /// Forgets a measured link's past: from now on it is `round_trip_ms`. For a caller that smooths its measurements itself.
+    /// Forgets a measured link's past: from now on it is `round_trip_ms`. For a caller that smooths its measurements itself. A
+    /// change of a twentieth, or of a quarter of a millisecond, is none.
     pub fn set_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
-        self.links.forget(from, to);
-        self.observe_link(from, to, round_trip_ms);
+        if self.may_link(from, to) && self.links.replace(from, to, round_trip_ms, MAX_LINKS) {
+            self.changed(Change::Link(from));
+        }
+    }
+
+    /// As [`SwarmView::set_link`] for what the viewer measured itself: [`MAX_OWN_LINKS`] are kept.
+    pub fn measure(&mut self, me: NodeId, to: NodeId, round_trip_ms: f64) {
+        if self.may_link(me, to) && self.links.replace(me, to, round_trip_ms, MAX_OWN_LINKS) {
+            self.changed(Change::Link(me));
+        }
+    }
+
+    fn may_link(&self, from: NodeId, to: NodeId) -> bool {
+        from != to && self.known.contains_key(&from) && self.known.contains_key(&to)
     }
 
     /// The round trip between two nodes as either measured it, ms.

@@ -3,6 +3,11 @@ use super::{
     SwarmView,
 };
 use crate::capability::tests::claim;
+use std::sync::Arc;
+
+use crate::coordinate::Coordinate;
+use crate::rng::Rng;
+use crate::snapshot::{Host, Snapshot};
 use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, Request, Shape};
 
 fn said(node: u64, sequence: u64) -> Capability {
@@ -257,4 +262,162 @@ fn a_full_view_takes_in_a_node_that_was_met() {
     assert_eq!(view.merge(said(1 << 40, 1), Millis(0)), Merged::Full);
     view.meet(late);
     assert_eq!((view.merge(said(1 << 40, 1), Millis(0)), view.len()), (Merged::Fresh, MAX_NODES));
+}
+
+fn placed(x: f32, height: f32) -> Coordinate {
+    Coordinate::new([x, 0.0, 0.0], height, 0.1).unwrap()
+}
+
+/// The viewer is node 1; nodes 2 to 9 are near it and nodes 10 to 19 far off, all where they say.
+fn mapped() -> SwarmView {
+    let mut view = SwarmView::new(Geography::around(50.0));
+    for node in 1..20 {
+        view.merge(said(node, 1), Millis(0));
+        view.meet(NodeId::numbered(node));
+    }
+    let x = |node| if node < 10 { 0.0 } else { 200.0 };
+    (1..20).for_each(|node| view.place(NodeId::numbered(node), placed(x(node), 4.0)));
+    view
+}
+
+fn hop(view: &SwarmView, from: u64, to: u64) -> f64 {
+    let snapshot = view.snapshot(ModelId::default(), 8, NodeId::numbered(1)).unwrap();
+    let at = |node| snapshot.index_of(NodeId::numbered(node)).unwrap();
+    snapshot.link_ms(at(from), at(to))
+}
+
+#[test]
+fn coordinates_price_pairs_that_were_never_measured() {
+    let view = mapped();
+    assert!(
+        (hop(&view, 2, 3) - 8.0).abs() < 1.0,
+        "two heights, a little more for strangers: {}",
+        hop(&view, 2, 3)
+    );
+    assert!(
+        (hop(&view, 10, 11) - 8.0).abs() < 1.0,
+        "far from the viewer, near each other: {}",
+        hop(&view, 10, 11)
+    );
+    assert!((hop(&view, 2, 10) - 108.0).abs() < 2.0, "{}", hop(&view, 2, 10));
+    assert_eq!(hop(&view, 1, 10), hop(&view, 10, 1));
+}
+
+#[test]
+fn own_measurements_come_before_coordinates() {
+    let mut view = mapped();
+    let (me, node) = (NodeId::numbered(1), NodeId::numbered);
+    view.measure(me, node(10), 230.0);
+    assert_eq!(hop(&view, 1, 10), 115.0);
+    // Says that it is near, and is not: around the viewer at the distance measured, so near no other node.
+    view.place(node(11), placed(1.0, 0.0));
+    assert!(hop(&view, 1, 11) < 8.0, "not measured yet");
+    view.measure(me, node(11), 220.0);
+    assert_eq!(hop(&view, 1, 11), 110.0);
+    assert!(hop(&view, 2, 11) > 100.0, "{}", hop(&view, 2, 11));
+    // A link that another node says is held within half of what coordinates say.
+    view.observe_link(node(12), node(2), 1.0);
+    assert!((hop(&view, 12, 2) - 47.0).abs() < 2.0, "{}", hop(&view, 12, 2));
+    view.observe_link(node(13), node(2), 190.0);
+    assert_eq!(hop(&view, 13, 2), 95.0, "and counts above");
+    view.observe_link(node(14), node(2), 900.0);
+    assert_eq!(hop(&view, 14, 2), 450.0);
+}
+
+#[test]
+fn places_that_other_nodes_measured_otherwise_are_not_believed() {
+    let mut view = mapped();
+    let node = NodeId::numbered;
+    view.place(node(19), placed(2.0, 0.0));
+    for by in 2..8 {
+        view.observe_link(node(by), node(19), 208.0);
+    }
+    // Regions are found again when enough has changed.
+    (2..18).for_each(|at| view.place(node(at), placed(if at < 10 { 0.5 } else { 200.5 }, 4.0)));
+    assert!(hop(&view, 1, 19) >= 190.0, "as far as can be: {}", hop(&view, 1, 19));
+    assert!(hop(&view, 10, 19) >= 100.0, "{}", hop(&view, 10, 19));
+}
+
+#[test]
+fn a_viewer_without_a_place_knows_no_map() {
+    let mut view = SwarmView::new(Geography::around(50.0));
+    (1..5).for_each(|node| {
+        view.merge(said(node, 1), Millis(0));
+    });
+    (2..5).for_each(|node| view.place(NodeId::numbered(node), placed(1.0, 4.0)));
+    view.place(NodeId::numbered(9), placed(1.0, 4.0));
+    assert_eq!(view.coordinate(NodeId::numbered(9)), None, "it is not known");
+    assert_eq!(hop(&view, 2, 3), 100.0, "the way past the viewer");
+}
+
+/// So many nodes that links are not priced one by one, in two places, and what happens to them: figures, layers, places, links, news of strangers.
+#[test]
+fn a_thawed_snapshot_is_the_one_that_would_be_frozen() {
+    const NODES: u64 = 2_100;
+    let mut rng = Rng::new(3);
+    let me = NodeId::numbered(1);
+    let mut view = SwarmView::new(Geography::around(50.0));
+    for node in 1..=NODES {
+        view.merge(said(node, 1), Millis(0));
+        view.meet(NodeId::numbered(node));
+        view.place(NodeId::numbered(node), placed(if node % 2 == 0 { 0.0 } else { 90.0 }, 4.0));
+    }
+    (2..40).for_each(|node| view.measure(me, NodeId::numbered(node), 60.0));
+    let freeze =
+        |view: &SwarmView| Arc::new(view.snapshot_to_route(ModelId::default(), 8, None, me, 1).unwrap());
+    let mut kept = (freeze(&view), view.epoch());
+    let (mut thawed, mut same) = (0, 0);
+    for step in 2..600 {
+        let node = NodeId::numbered(2 + rng.below(NODES as usize - 1) as u64);
+        let now = Millis(step);
+        let at = view.get(node).map_or(1, |known| known.claim().sequence);
+        let number = u64::from_be_bytes(node.as_bytes()[..8].try_into().unwrap());
+        match rng.below(9) {
+            0..3 => {
+                let mut claim = claim(number, at + 1);
+                claim.holdings[0].queue_ms = rng.unit();
+                view.merge(Capability::try_from(claim).unwrap(), now);
+            }
+            3 => view.observe_speed(node, now, rng.between(1.0, 9.0)),
+            4 => view.set_trust(node, rng.unit()),
+            5 => view.place(node, placed(rng.between(0.0, 5.0) as f32, 4.0)),
+            6 => view.observe_link(node, NodeId::numbered(2 + rng.below(NODES as usize - 1) as u64), 20.0),
+            7 => {
+                view.merge(said(10_000 + step, 1), now);
+            }
+            _ if step % 5 == 0 => view.forget(node),
+            _ => {
+                let mut claim = claim(number, at + 1);
+                claim.holdings[0].loaded = LayerRange::new(0, 1 + rng.below(7) as u32).into_iter().collect();
+                view.merge(Capability::try_from(claim).unwrap(), now);
+            }
+        }
+        if rng.below(3) > 0 {
+            continue;
+        }
+        let fresh = freeze(&view);
+        if let Some(snapshot) = view.thaw(&kept.0, kept.1, me) {
+            thawed += 1;
+            same += u32::from(Arc::ptr_eq(&snapshot, &kept.0));
+            // Strangers are those of the last draw.
+            let met = |snapshot: &Snapshot| -> Vec<Host> {
+                snapshot.hosts().iter().filter(|host| host.met).cloned().collect()
+            };
+            assert_eq!(met(&snapshot), met(&fresh), "step {step}");
+            for _ in 0..50 {
+                let pair = [0, 1].map(|_| NodeId::numbered(1 + rng.below(NODES as usize) as u64));
+                let hop = |snapshot: &Snapshot| {
+                    let [i, j] = pair.map(|node| snapshot.index_of(node));
+                    Some(snapshot.link_ms(i?, j?))
+                };
+                assert_eq!(hop(&snapshot), hop(&fresh), "step {step}: {pair:?}");
+            }
+            kept = (snapshot, view.epoch());
+        } else {
+            kept = (fresh, view.epoch());
+        }
+    }
+    assert!(thawed > 50 && same > 0, "{thawed} thawed, {same} unchanged");
+    (0..5_000).for_each(|step| view.set_trust(NodeId::numbered(2), step as f64 / 5_000.0));
+    assert!(view.thaw(&kept.0, kept.1, me).is_none(), "the journal does not reach back");
 }

@@ -100,7 +100,7 @@ pub fn ground(scenario: &Scenario, world: &World, present: &[usize]) -> Option<G
         Site::new(id(i), machine.layer_ms, &Room::of_layers(machine.room), scenario.layers)
     });
     let pairs = present.iter().flat_map(|&i| present.iter().map(move |&j| (i, j)));
-    let hops: Vec<f64> = pairs.map(|(i, j)| world.hop_ms(i, j)).collect();
+    let hops: Vec<f64> = pairs.map(|(i, j)| world.expected_ms(i, j)).collect();
     Ground::new(scenario.layers, concurrency(scenario), sites.collect(), &hops).ok()
 }
 

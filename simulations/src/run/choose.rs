@@ -222,7 +222,11 @@ impl Chooser {
             let at = index(segment.node);
             let (sessions, lanes) = (world.machines[at].work.sessions, world.machines[at].knee());
             answers.push(Load { node: segment.node, sessions, lanes });
-            round_trip_ms = round_trip_ms.max(2.0 * world.hop_ms(home, at));
+            let way_ms = 2.0 * world.hop_ms(home, at);
+            round_trip_ms = round_trip_ms.max(way_ms);
+            if world.near.is_some() {
+                self.view.measure(id(home), segment.node, way_ms);
+            }
         }
         *asked_ms += round_trip_ms;
         let view = &self.view;

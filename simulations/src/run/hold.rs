@@ -85,7 +85,7 @@ impl Run<'_> {
         });
         let sites = sites.collect();
         let pairs = alive.iter().flat_map(|&i| alive.iter().map(move |&j| (i, j)));
-        let hops: Vec<f64> = pairs.map(|(i, j)| self.world.hop_ms(i, j)).collect();
+        let hops: Vec<f64> = pairs.map(|(i, j)| self.world.expected_ms(i, j)).collect();
         let busy = policy::concurrency(self.scenario);
         Some((Ground::new(self.world.layers, busy, sites, &hops).ok()?, alive))
     }

@@ -8,7 +8,7 @@
 //! Safety is checked as it happens ([`Violations`]); when the scenario is over all faults heal, and every request that
 //! is still alive must end within ten minutes.
 //!
-//! Limits: all requesters share one view, refreshed once a second; frames are not lost singly and doors are open ([`crate::storm`]
+//! Limits: all requesters share one view, refreshed once a second, but each measured distances of its own ([`crate::near`]); frames are not lost singly and doors are open ([`crate::storm`]
 //! does both); memory for keys and values is not a constraint here.
 
 mod choose;
@@ -25,6 +25,7 @@ use scheduler::{Millis, NodeId, Segment};
 
 use self::choose::Chooser;
 use self::hold::Placed;
+use crate::near::Near;
 use crate::policy::{self, Policy};
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
@@ -39,6 +40,8 @@ const SNAPSHOT_MS: f64 = 1_000.0;
 const SHARE_FROM: usize = 1_024;
 /// Other machines that an announcement says how far they are.
 const LINKS: usize = 4;
+/// One way to a machine of which nothing is known, ms: as the daemon takes it.
+const UNMEASURED_MS: f64 = 50.0;
 /// Strangers are looked up this often, ms.
 const INTRODUCE_MS: f64 = 1_000.0;
 /// Machines consider moving this often, ms.
@@ -194,9 +197,12 @@ struct Run<'a> {
 pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
     let mut draw = Rng::new(seed);
     let mut world = World::draw(scenario, &mut draw.fork());
+    let knows = policy != Policy::Ours || scenario.oracle;
+    world.near = (!knows).then(|| Near::settle(scenario, &world, seed));
     let pipelines = policy::hold(policy, scenario, &mut world);
     let base: Vec<f64> = REGIONS_MS.iter().flatten().copied().collect();
-    let geography = Geography::new(REGIONS_MS.len(), base).unwrap_or_else(|| Geography::flat(50.0));
+    let regions = knows.then(|| Geography::new(REGIONS_MS.len(), base)).flatten();
+    let geography = regions.unwrap_or_else(|| Geography::around(UNMEASURED_MS));
     let servers = world.machines.iter().map(|_| Server {
         boot: 0,
         serving: Vec::new(),
@@ -316,6 +322,9 @@ impl Run<'_> {
 
     /// What an announcement says of others, and whether its node is connected from the start.
     fn acquaint(&mut self, at: usize) {
+        if self.world.near.is_some() {
+            self.say_where(at);
+        }
         if self.scenario.met >= 1.0 {
             return self.chooser.view.meet(id(at));
         }
@@ -329,10 +338,25 @@ impl Run<'_> {
         if neighbor {
             self.chooser.view.meet(id(at));
         }
-        for _ in 0..LINKS {
+        for _ in 0..if self.world.near.is_some() { 0 } else { LINKS } {
             let other = self.chance.below(self.world.nodes);
             let round_trip_ms = 2.0 * self.world.hop_ms(at, other);
             self.chooser.view.observe_link(id(at), id(other), round_trip_ms);
+        }
+    }
+
+    /// Where a machine says that it is and how far its peers are; one that asks measured these itself.
+    fn say_where(&mut self, at: usize) {
+        let Some(mut near) = self.world.near.take() else { return };
+        let (coordinate, seen) = near.announce(&self.world, at);
+        self.world.near = Some(near);
+        self.chooser.view.place(id(at), coordinate);
+        let asks = (self.world.nodes..self.world.sybils_from).contains(&at);
+        for (peer, ms) in seen {
+            match asks {
+                true => self.chooser.view.measure(id(at), id(peer), ms),
+                false => self.chooser.view.set_link(id(at), id(peer), ms),
+            }
         }
     }
 

@@ -96,6 +96,10 @@ impl Run<'_> {
 
     /// To the next stage with the activations of `tokens` tokens; to and from the requester go token ids only.
     fn travel(&mut self, from: usize, to: usize, tokens: u32, request: usize, attempt: u32) {
+        if let Some(mut near) = self.world.near.take() {
+            near.meet(&self.world, from, to);
+            self.world.near = Some(near);
+        }
         let asked = std::mem::take(&mut self.live[request].delay_ms);
         let hop = self.world.hop_ms(from, to) * (1.0 + self.scenario.jitter * self.chance.unit());
         let ms = asked + hop + self.world.transfer_ms(from, to, tokens);

@@ -26,6 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
         class: it.class,
         offers: it.offers,
         links: it.links,
+        coordinate: it.coordinate,
         addresses: it.addresses,
         ttl_ms: it.ttl_ms,
         agent: it.agent,

@@ -59,6 +59,7 @@ fn boast(honest: &Announcement, identity: &Identity, address: String) -> Vec<u8>
         class: honest.class,
         offers: honest.offers.clone(),
         links: Vec::new(),
+        coordinate: None,
         addresses: vec![address],
         ttl_ms: 90_000,
         agent: "shoal/made-up".into(),

@@ -15,7 +15,7 @@ use crate::{
         swarm::{AskArgs, PauseArgs, PlanArgs, WhyArgs},
     },
     control::{self, Question},
-    events::{Conducted, PlanReport, PromptEvent, PromptInput, Way},
+    events::{Conducted, PlanReport, PredictedScore, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
     reports::{
         FetchReport, InviteReport, LimitReport, LinkReport, ModelReport, PeerModel, PeersReport,
@@ -309,6 +309,24 @@ fn show_plan(asked: &PlanReport) -> Result<()> {
     }
     say!("  head, sampling and text here  {:.2} ms a token", plan.home_ms);
     say!("first token    after {:.0} ms", plan.predicted.ttft_ms);
+    if let Some(range) = &plan.range {
+        let (first, further) = (&range.ttft_ms, &range.step_ms);
+        say!(
+            "may range      {:.0} to {:.0} ms until it, then {:.1} to {:.1} ms a token",
+            first.0,
+            first.1,
+            further.0,
+            further.1
+        );
+        for (what, score) in [("first tokens", range.ttft_score), ("further tokens", range.step_score)] {
+            if let Some(PredictedScore { answers, median_error, within }) = score {
+                let (error, within) = (100.0 * median_error, 100.0 * within);
+                say!(
+                    "  {what} of the last {answers} answers: off by {error:.0} % in the middle, {within:.0} % within the range"
+                );
+            }
+        }
+    }
     say!("as asked       {}", speed(&plan.as_asked));
     say!("ends abroad    {}", speed(&plan.ends_abroad));
     say!("here alone     {}", speed(&plan.local));

@@ -9,7 +9,7 @@ use crate::{
     Error, Result,
     cli::{
         EngineArgs, SamplingArgs,
-        swarm::{DemoArgs, RouteArgs},
+        swarm::{DemoArgs, LinkArgs, RouteArgs},
     },
     commands::request,
     control::{Mode, Shadow, Verify},
@@ -32,7 +32,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     if !args.json {
         say!("Starting {NODES} nodes on this machine, each with a part of the model:\n");
     }
-    let mut swarm = up::start(&EngineArgs::default_model(), NODES, Default::default(), args.json)?;
+    let mut swarm = up::start(&EngineArgs::default_model(), NODES, (None, &LinkArgs::default()), args.json)?;
     let me = swarm.nodes[0].name.clone();
     let home = swarm.home().to_owned();
     let route = RouteArgs {

@@ -18,7 +18,7 @@ use crate::{
     config::{self, Source},
     control::{self, Question},
     output::{self, human_bytes, say},
-    reports::{ModelReport, NetworkStatus, StatusReport},
+    reports::{LinkReport, ModelReport, NetworkStatus, StatusReport},
 };
 
 /// Less than this and the default model's sessions do not fit beside the system.
@@ -55,7 +55,8 @@ pub(in crate::commands) fn doctor(args: DoctorArgs, named: Option<OsString>) -> 
         Some(of_the_node) => of_the_node,
         None => {
             let advice = "start one with `shoal join`";
-            vec![Finding { what: "node", well: true, found: "not running".into(), advice }, ports(&settings)]
+            let not_running = Finding { what: "node", well: true, found: "not running".into(), advice };
+            vec![not_running, ports(&settings), module(&[])]
         }
     });
     let ill = findings.iter().filter(|finding| !finding.well).count();
@@ -252,6 +253,24 @@ fn key(home: &Path) -> Finding {
     }
 }
 
+/// The kernel module for local networks: whether it is there, may be opened, and helps as the node's links were measured.
+fn module(links: &[LinkReport]) -> Finding {
+    let advice = "it is there and cannot be used: `sudo usermod -aG shoal $USER` and log in again, or raise `ulimit -l`";
+    let (well, found) = match p2p::module_state() {
+        Ok(()) => {
+            let measured = links.iter().find(|known| known.link.contains(", kmod "));
+            let helps = match measured {
+                Some(LinkReport { link, .. }) => format!("measured to a neighbor: {link}"),
+                None => "`--link auto` measures whether it helps".to_owned(),
+            };
+            (true, format!("loaded and open to you; {helps}"))
+        }
+        // Nothing needs it.
+        Err(why) => (!Path::new("/dev/shoal_lan").exists(), format!("not used: {why}")),
+    };
+    Finding { what: "module", well, found, advice }
+}
+
 /// What the running node says; `None` when none runs.
 fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     if !control::socket(home).exists() {
@@ -285,6 +304,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             found: format!("{peers} connected"),
             advice: "no peer was found: ask a friend for `shoal invite` and join with the code",
         },
+        module(&status.network.links),
         Finding {
             what: "versions",
             well: refused.is_empty(),

@@ -374,8 +374,7 @@ fn network(
     config.relay = !args.reach.loopback || args.reach.carry;
     config.relays.clone_from(&args.reach.relay);
     config.punch = !args.reach.no_punch;
-    (config.link, config.link_loss, config.link_turn) =
-        (args.reach.link, args.reach.link_loss, args.reach.link_turn);
+    args.reach.links.apply(&mut config)?;
     config.cache = Some(home.join("peers"));
     if !args.reach.listen.is_empty() {
         config.listen = args.reach.listen.clone();

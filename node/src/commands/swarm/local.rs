@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::{
     Error, Result,
-    cli::EngineArgs,
+    cli::{EngineArgs, swarm::LinkArgs},
     control, private_folder,
     reports::{JoinLine, Listening, PeersReport},
 };
@@ -49,11 +49,11 @@ pub struct LocalSwarm {
 
 impl LocalSwarm {
     /// Starts the nodes with the layers given, the first as the one who asks, and waits until it knows all others.
-    /// The first one answers over HTTP at `api`; frames between them take `link`.
+    /// The first one answers over HTTP at `api`; frames between them take `links`.
     pub fn start(
         engine: &EngineArgs,
         layers: &[String],
-        (api, link): (Option<SocketAddr>, p2p::LinkMode),
+        (api, links): (Option<SocketAddr>, &LinkArgs),
     ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("shoal-").tempdir()?;
         let mut swarm = Self { nodes: Vec::new(), _folder: folder };
@@ -62,7 +62,7 @@ impl LocalSwarm {
             let home = swarm._folder.path().join(index.to_string());
             private_folder::prepare(&home)?;
             let api = api.filter(|_| index == 0);
-            let (node, address) = start_node(&home, engine, layers, first.as_deref(), (api, link))?;
+            let (node, address) = start_node(&home, engine, layers, first.as_deref(), (api, links))?;
             first = first.or(address);
             swarm.nodes.push(node);
         }
@@ -122,7 +122,7 @@ fn start_node(
     engine: &EngineArgs,
     layers: &str,
     peer: Option<&str>,
-    (api, link): (Option<SocketAddr>, p2p::LinkMode),
+    (api, links): (Option<SocketAddr>, &LinkArgs),
 ) -> Result<(Node, Option<String>)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("join").args([
@@ -151,7 +151,9 @@ fn start_node(
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);
     }
-    command.args(["--device", &engine.device.to_string(), "--link", link.name()]);
+    command.args(["--device", &engine.device.to_string(), "--link", links.link.name()]);
+    command.args(["--spin", &links.spin.to_string(), "--link-loss", &links.link_loss.to_string()]);
+    command.args(["--link-turn", &links.link_turn.to_string()]);
     if let Some(ctx) = engine.ctx {
         command.args(["--ctx", &ctx.to_string()]);
     }

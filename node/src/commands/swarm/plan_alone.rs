@@ -113,6 +113,7 @@ fn report(prompt_tokens: usize, expected_tokens: usize, layers: u32, measured: M
             ends_abroad: abroad(),
             local: Way::Possible { total_ms, tok_s: Some(tok_s) },
             local_wins: true,
+            range: None,
             rounding_saves_ms: None,
         },
         me: ME.into(),

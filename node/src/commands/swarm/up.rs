@@ -10,7 +10,7 @@ use crate::{
     Error, Result,
     cli::{
         EngineArgs,
-        swarm::{Layers, UpArgs},
+        swarm::{Layers, LinkArgs, UpArgs},
     },
     control::Question,
     events::{PromptEvent, PromptInput},
@@ -22,7 +22,8 @@ use crate::{
 
 pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     output::catch_interrupt()?;
-    let swarm = start(&args.engine, args.local, (args.api, args.link), args.json)?;
+    args.links.check()?;
+    let swarm = start(&args.engine, args.local, (args.api, &args.links), args.json)?;
     if let Some(api) = &swarm.nodes[0].api {
         match args.json {
             true => output::json_line(&JoinLine::Listening(api.clone()))?,
@@ -71,7 +72,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
 pub(super) fn start(
     engine: &EngineArgs,
     nodes: u16,
-    (api, link): (Option<SocketAddr>, p2p::LinkMode),
+    (api, links): (Option<SocketAddr>, &LinkArgs),
     json: bool,
 ) -> Result<local::LocalSwarm> {
     let num_layers = Header::read(library::locate(&engine.model)?.as_ref())?.num_layers();
@@ -80,7 +81,7 @@ pub(super) fn start(
     }
     let shares = local::shares(num_layers, usize::from(nodes));
     let waiting = Waiting::start("starting the nodes");
-    let swarm = local::LocalSwarm::start(engine, &shares, (api, link))?;
+    let swarm = local::LocalSwarm::start(engine, &shares, (api, links))?;
     drop(waiting);
     for (index, node) in swarm.nodes.iter().enumerate() {
         if json {

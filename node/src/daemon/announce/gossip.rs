@@ -4,8 +4,9 @@
 //! damped: layers that come or go are told at once, load when it changed by half, distances when they did, each not oftener
 //! than its spacing. So a swarm at rest costs each of its members little, and a busy one not much more.
 //!
-//! Distances are the least round trip of the last minute: what is above it was waiting, in this node's own queues as
-//! often as not. A peer on the same host is never taken to be further away than [`LOOPBACK_MS`].
+//! Distances are the median round trip of the last minute: a busy moment moves no peer away, and a line that slowed is
+//! believed after half of it. From them and from where its peers say they are follows where this node is
+//! ([`scheduler::coordinate`]), which it says too. A peer on the same host is never taken to be further away than [`LOOPBACK_MS`].
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,10 @@ use p2p::{
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
+    coordinate::Coordinate,
     latency::{RoundTrip, Window},
+    rng::Rng,
+    view::SwarmView,
 };
 
 use super::Announcing;
@@ -27,7 +31,7 @@ use crate::daemon::{
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
-const REFRESH_MS: u64 = 30_000;
+const REFRESH_MS: u64 = 36_000;
 /// Layers that come or go, and newcomers: at once, but not oftener than this.
 const SPACING_MS: u64 = 500;
 /// News about load: leases tell the truth in between.
@@ -40,6 +44,8 @@ const SMALL_MS: f64 = 1.0;
 const ADDRESSES: usize = 8;
 /// A round trip counts this long.
 const RECENT_MS: u64 = 60_000;
+/// Of its round trips, the share that is below a peer's distance.
+const USUAL: f64 = 0.5;
 /// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
 const LOOPBACK_MS: f64 = 2.0;
 /// What a round trip counts as at most among the slow ones: so many times the least of the last minute, and so much for a busy
@@ -72,6 +78,8 @@ pub(crate) struct Announcer {
     draining: bool,
     trips: BTreeMap<NodeId, Trips>,
     paths: BTreeMap<NodeId, Path>,
+    /// Where this node is.
+    place: Coordinate,
     /// Announcements made and their bytes, for `status`.
     pub said_count: u64,
     pub said_bytes: u64,
@@ -89,6 +97,7 @@ impl Announcer {
             draining: false,
             trips: BTreeMap::new(),
             paths: BTreeMap::new(),
+            place: Coordinate::default(),
             said_count: 0,
             said_bytes: 0,
             heard_count: 0,
@@ -115,7 +124,8 @@ impl Announcer {
         trips.recent.add(now, ms);
         let least = trips.recent.min(now).unwrap_or(ms);
         trips.smooth.add(ms.min(SLOW_TIMES * least + SLOW_MS));
-        trips.ms = self.paths.get(&node).map_or(least, |path| nearer(least, *path));
+        let usual = trips.recent.quantile(now, USUAL).unwrap_or(ms);
+        trips.ms = self.paths.get(&node).map_or(usual, |path| nearer(usual, *path));
         trips.ms
     }
 
@@ -164,12 +174,25 @@ impl Announcer {
         links.iter().any(moved)
     }
 
+    /// Moves this node to where its peers say they are and what was measured to them put it.
+    fn settle(&mut self, view: &SwarmView) -> Option<Coordinate> {
+        let known = self.trips.iter().filter_map(|(peer, trips)| Some((view.coordinate(*peer)?, trips.ms)));
+        let mut known: Vec<(Coordinate, f64)> = known.collect();
+        if known.is_empty() {
+            // Peers that know no place yet, this one included, stand at the origin.
+            known.extend(self.trips.values().map(|trips| (Coordinate::default(), trips.ms)));
+        }
+        self.place = self.place.settled(&known, &mut Rng::new(self.sequence));
+        Some(self.place).filter(Coordinate::is_placed)
+    }
+
     /// The nearest nodes, as measured.
     fn links(&self) -> Vec<Link> {
         let mut links: Vec<Link> =
             self.trips.iter().map(|(to, trips)| Link { to: *to, rtt_ms: trips.ms }).collect();
         links.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
-        links.truncate(MAX_LINKS);
+        // The last one is where this node is.
+        links.truncate(MAX_LINKS - 1);
         links
     }
 }
@@ -194,7 +217,8 @@ impl Announcing {
         // Whose they are, the announcement says once.
         addresses.iter_mut().for_each(|address| *address = unnamed(address, self.node.me).to_owned());
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);
-        let draft = self.draft(serving, &figures, addresses);
+        let mut draft = self.draft(serving, &figures, addresses);
+        draft.coordinate = self.gossip.settle(&view.swarm);
         merge_own(&draft, serving, &figures, view, now);
         match seal(&draft, &self.node.identity) {
             Ok(sealed) => {
@@ -256,6 +280,7 @@ impl Announcing {
             class: serving.models.leading().ready.class,
             offers,
             links: self.gossip.links(),
+            coordinate: None,
             addresses,
             ttl_ms: TTL_MS,
             agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -316,6 +341,7 @@ fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Vie
     match Capability::try_from(claim) {
         Ok(own) => {
             view.swarm.merge_for(own, now, u64::from(TTL_MS));
+            draft.coordinate.into_iter().for_each(|place| view.swarm.place(view.me, place));
         }
         Err(why) => tracing::warn!(%why, "own figures refused"),
     }

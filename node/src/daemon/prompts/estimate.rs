@@ -110,12 +110,29 @@ impl Expected {
         1e3 / self.step_ms().max(1e-6)
     }
 
+    /// How the first token and the further ones of the prompt that ended with `report` came: predicted and seen, ms; zeros of
+    /// what was disturbed by a fault, found computed already or not like what was predicted.
+    pub fn came_true(&self, report: &Report) -> [(f64, f64); 2] {
+        if !self.undisturbed(report) {
+            return Default::default();
+        }
+        let first = if report.cached == 0 { (self.ttft_ms(), report.times.ttft_ms) } else { (0.0, 0.0) };
+        let further = match plain_steps(report) {
+            0..LEAST_STEPS => (0.0, 0.0),
+            _ => (self.step_ms(), plain_step_ms(report)),
+        };
+        [first, further]
+    }
+
+    /// Whether the prompt ran where it was predicted to, without a fault.
+    fn undisturbed(&self, report: &Report) -> bool {
+        let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
+        same && report.disturbances.faults.is_empty() && report.disturbances.hedged.is_empty()
+    }
+
     /// What the prompt that ended with `report` taught.
     pub fn measured(&self, report: &Report) -> Measured {
-        let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
-        let undisturbed =
-            same && report.disturbances.faults.is_empty() && report.disturbances.hedged.is_empty();
-        if !undisturbed || plain_steps(report) < LEAST_STEPS {
+        if !self.undisturbed(report) || plain_steps(report) < LEAST_STEPS {
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);
@@ -149,13 +166,18 @@ fn plain_steps(report: &Report) -> usize {
     if report.drafts.all().0 > 0 { report.times.plain.0 as usize } else { report.times.gaps_ms.len() }
 }
 
+/// What a step of one row took, ms.
+fn plain_step_ms(report: &Report) -> f64 {
+    match report.times.plain {
+        (steps, ms) if report.drafts.all().0 > 0 => ms / f64::from(steps.max(1)),
+        _ => report.times.gaps_ms.iter().sum::<f64>() / report.times.gaps_ms.len().max(1) as f64,
+    }
+}
+
 /// How long each stage of a prompt took for a token, as [`Part::ms`]; the last one together with what is done at home.
 fn took(report: &Report) -> Vec<Option<f64>> {
     let mut before = 0.0;
-    let step = match report.times.plain {
-        (steps, ms) if report.drafts.all().0 > 0 => ms / f64::from(steps.max(1)),
-        _ => report.times.gaps_ms.iter().sum::<f64>() / report.times.gaps_ms.len().max(1) as f64,
-    };
+    let step = plain_step_ms(report);
     let last = report.segments.len().saturating_sub(1);
     let ends = (0..report.segments.len()).map(|at| {
         let end = if at == last { step } else { report.times.stage_ms.get(at).copied().unwrap_or(0.0) };
@@ -264,8 +286,12 @@ mod tests {
             factor,
             "by what is said, not by what was learned"
         );
+        assert_eq!(expected().came_true(&slow), [(140.0, 239.0), (55.0, 55.0)]);
+        let known = Report { cached: 3, ..report(&[1.0, 24.0, 52.0, 0.0], 57.0) };
+        assert_eq!(expected().came_true(&known), [(0.0, 0.0), (55.0, 57.0)], "the beginning was known");
         let mut moved = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
         moved.disturbances.faults.push((two, 100.0));
         assert_eq!(expected().measured(&moved), Measured::default());
+        assert_eq!(expected().came_true(&moved), [(0.0, 0.0); 2], "a fault says nothing of the next one");
     }
 }

@@ -46,6 +46,8 @@ pub struct Finished {
     pub(super) report: Option<PromptReport>,
     /// What it taught.
     pub(super) measured: Measured,
+    /// First token and a further one, predicted and seen, ms; zero where it was disturbed.
+    pub(super) came_true: [(f64, f64); 2],
     /// What to remember of the nodes that took part.
     pub(super) outcomes: Vec<(NodeId, Outcome)>,
     /// Work that was signed for.
@@ -57,8 +59,8 @@ pub struct Finished {
 impl Finished {
     /// Nothing to remember.
     pub(super) fn new(session: SessionId, model: ModelId, report: Option<PromptReport>) -> Self {
-        let (measured, outcomes, receipts, proofs) = Default::default();
-        Self { session, model, report, measured, outcomes, receipts, proofs }
+        let (measured, came_true, outcomes, receipts, proofs) = Default::default();
+        Self { session, model, report, measured, came_true, outcomes, receipts, proofs }
     }
 }
 

@@ -562,13 +562,14 @@ impl PromptTask {
         span.record("ttft_ms", report.times.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
         let said = done(&report, ask.mode, &route, &text);
-        let measured = expected.measured(&report);
+        let (measured, came_true) = (expected.measured(&report), expected.came_true(&report));
         let Findings { outcomes, receipts, proofs, .. } = report.findings;
         let over = Finished {
             session,
             model,
             report: self.prove.is_none().then(|| said.clone()),
             measured,
+            came_true,
             outcomes,
             receipts,
             proofs,

@@ -7,6 +7,7 @@ use p2p::codec;
 use scheduler::{
     NodeId,
     cost::Cost,
+    forecast::{Forecast, Score},
     recover::Failure,
     route::{NoRoute, Route},
     session::End,
@@ -19,8 +20,9 @@ use crate::{
     control::Mode,
     drafting::Tally,
     events::{
-        Conducted, DraftReport, FinishReason, Logprobs, Near, OwnRoute, PlannedStage, Predicted, Prediction,
-        PromptEvent, PromptReport, PromptToken, StageReport, Stall, Timing, Way,
+        Conducted, DraftReport, FinishReason, Logprobs, Near, OwnRoute, PlannedStage, Predicted,
+        PredictedRange, PredictedScore, Prediction, PromptEvent, PromptReport, PromptToken, StageReport,
+        Stall, Timing, Way,
     },
     request::Report,
     rounding,
@@ -103,9 +105,25 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
         ends_abroad: way(&comparison.plain, routed.steps_ms[1]),
         local: way(&comparison.local, routed.steps_ms[2]),
         local_wins: comparison.local_wins(),
+        range: Some(range(routed)),
         rounding_saves_ms: (wire == codec::Wire::Raw)
             .then(|| rounding_saves_ms(routed))
             .filter(|ms| *ms > 0.0),
+    }
+}
+
+/// From where to where the prediction may come true.
+fn range(routed: &Routed) -> PredictedRange {
+    let [first, further] = &routed.came_true;
+    let score = |forecast: &Forecast| {
+        let Score { count, median_error, within } = forecast.score()?;
+        Some(PredictedScore { answers: count, median_error, within })
+    };
+    PredictedRange {
+        ttft_ms: first.range(routed.expected.ttft_ms()),
+        step_ms: further.range(routed.expected.step_ms()),
+        ttft_score: score(first),
+        step_score: score(further),
     }
 }
 

@@ -20,6 +20,7 @@ use scheduler::{
     Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
     decide::Wanted,
+    forecast::Forecast,
     route::{Comparison, NoRoute, Route, acquainted, route},
     session::Standbys,
     snapshot::BadSnapshot,
@@ -106,6 +107,8 @@ pub struct Routed {
     pub comparison: Comparison,
     /// What a step of the pipeline should take, part by part.
     pub expected: Expected,
+    /// How predictions of first tokens and of further ones came true.
+    pub came_true: [Forecast; 2],
     /// What a step should take the three ways, ms: as asked, with the ends abroad, alone.
     pub steps_ms: [Option<f64>; 3],
     /// Who stands by.
@@ -297,6 +300,7 @@ impl Router<'_> {
         let dials = self.dials(&snapshot, &request, &route.pipeline);
         Ok(Routed {
             announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
+            came_true: self.models.get(model).unwrap_or(&self.models.first).came_true.clone(),
             expected: self.expected(model, &snapshot, &request, &route.pipeline),
             steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
                 .map(|way| self.step_ms(model, &snapshot, &request, way)),

@@ -16,6 +16,7 @@ use std::{
 use api::inference::ModelInfo;
 use scheduler::{
     LayerRange, ModelId, NodeId,
+    forecast::Forecast,
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
@@ -63,6 +64,8 @@ pub(crate) struct Held {
     pub(crate) at_opening: Ema,
     /// What prompts take, in parts of what nodes' figures say.
     pub(crate) at_prefill: Ema,
+    /// How first tokens and further ones came true.
+    pub(crate) came_true: [Forecast; 2],
     /// Where it is on its way, while it is.
     pub(crate) fetching: Option<FetchReport>,
     pub(crate) worker: watch::Sender<Worker>,
@@ -121,6 +124,7 @@ impl Held {
             at_home: Ema::new(SPEED_TAU_MS),
             at_opening: Ema::new(SPEED_TAU_MS),
             at_prefill: Ema::new(SPEED_TAU_MS),
+            came_true: Default::default(),
             fetching: None,
             worker: watch::Sender::new(Worker::absent()),
             life: Life::begin(),
@@ -153,6 +157,7 @@ impl Held {
             at_home: Ema::new(SPEED_TAU_MS),
             at_opening: Ema::new(SPEED_TAU_MS),
             at_prefill: Ema::new(SPEED_TAU_MS),
+            came_true: Default::default(),
             fetching: None,
             worker: watch::Sender::new(worker),
             life: Life::begin(),

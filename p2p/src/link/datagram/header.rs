@@ -62,6 +62,11 @@ impl HeaderKey {
         Self(key)
     }
 
+    /// Its bytes, for who tags in this process's place.
+    pub(crate) fn bytes(&self) -> [u8; 16] {
+        self.0
+    }
+
     fn tag(&self, datagram: &[u8], kind: Kind) -> u64 {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         match kind {
@@ -196,6 +201,11 @@ pub(crate) struct Window {
 impl Window {
     /// How far back a message may lie.
     pub(crate) const SPAN: u32 = 64;
+
+    /// The newest message that is over.
+    pub(crate) fn newest(&self) -> u32 {
+        self.newest
+    }
 
     /// Whether `message` is older than the window, or over.
     pub(crate) fn is_over(&self, message: u32) -> bool {

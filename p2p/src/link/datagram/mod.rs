@@ -5,6 +5,8 @@
 //! but its check; what a peer with the key can make this node hold is bounded in [`receive`] and by the governor.
 
 pub(crate) mod header;
+#[cfg(test)]
+mod outside_tests;
 mod receive;
 pub(crate) mod seal;
 pub(crate) mod send;

@@ -125,6 +125,23 @@ impl Receiver {
         Some(self.open.len() - 1)
     }
 
+    /// Takes in a message that was put together elsewhere.
+    pub(crate) fn take_whole(&mut self, message: u32, sealed: &[u8]) -> Outcome {
+        if self.window.is_over(message) {
+            return Outcome::Over;
+        }
+        // What came of it before is not needed.
+        self.open.retain(|open| open.message != message);
+        let taken = self.governor.take_for(self.from, Resource::Bytes, sealed.len() as u64);
+        let Ok(permit) = taken else { return Outcome::Refused };
+        Outcome::Whole(Whole { sealed: sealed.to_vec(), permit })
+    }
+
+    /// The newest message that has been delivered.
+    pub(crate) fn newest(&self) -> u32 {
+        self.window.newest()
+    }
+
     /// The message has been delivered: it is not taken again.
     pub(crate) fn close(&mut self, message: u32) {
         self.window.close(message);

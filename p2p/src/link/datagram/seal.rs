@@ -6,8 +6,7 @@
 //! A message is sealed once as a whole, with ChaCha20-Poly1305 (RFC 8439) and a nonce that never comes twice under a key: epoch,
 //! direction and message number. What only tags datagrams (a kernel module) holds header keys and never one of these.
 
-use chacha20poly1305::aead::AeadInPlace;
-use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, Tag};
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
 use super::header::HeaderKey;
 
@@ -50,8 +49,9 @@ impl Secret {
         let derive = |name: &str| blake3::derive_key(name, &material);
         let header = derive(HEADER_NAMES[direction as usize]);
         let seal = derive(SEAL_NAMES[direction as usize]);
+        let seal = UnboundKey::new(&CHACHA20_POLY1305, &seal).expect("the cipher's keys have 32 bytes");
         let header = HeaderKey::new(std::array::from_fn(|i| header[i]));
-        Keys { epoch, direction, header, seal: ChaCha20Poly1305::new(&seal.into()) }
+        Keys { epoch, direction, header, seal: LessSafeKey::new(seal) }
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Keys {
     pub(crate) epoch: u32,
     direction: Direction,
     pub(crate) header: HeaderKey,
-    seal: ChaCha20Poly1305,
+    seal: LessSafeKey,
 }
 
 impl std::fmt::Debug for Keys {
@@ -82,36 +82,33 @@ impl Keys {
         nonce[..4].copy_from_slice(&self.epoch.to_le_bytes());
         nonce[4..8].copy_from_slice(&(self.direction as u32).to_le_bytes());
         nonce[8..].copy_from_slice(&message.to_le_bytes());
-        nonce.into()
+        Nonce::assume_unique_for_key(nonce)
     }
 
-    fn about(session: u64, message: u32, sealed_len: usize) -> [u8; 16] {
+    fn about(session: u64, message: u32, sealed_len: usize) -> Aad<[u8; 16]> {
         let mut about = [0; 16];
         about[..8].copy_from_slice(&session.to_le_bytes());
         about[8..12].copy_from_slice(&message.to_le_bytes());
         about[12..].copy_from_slice(&(sealed_len as u32).to_le_bytes());
-        about
+        Aad::from(about)
     }
 
     /// Encrypts `message` where it lies and appends its seal. `session` is the receiver's name for it.
     pub(crate) fn seal(&self, session: u64, number: u32, message: &mut Vec<u8>) {
         let about = Self::about(session, number, message.len() + SEAL_LEN);
-        let tag = self
-            .seal
-            .encrypt_in_place_detached(&self.nonce(number), &about, message)
-            .expect("a message is far shorter than the cipher's limit of 256 GiB");
-        message.extend_from_slice(&tag);
+        let sealed = self.seal.seal_in_place_separate_tag(self.nonce(number), about, message);
+        let tag = sealed.expect("a message is far shorter than the cipher's limit of 256 GiB");
+        message.extend_from_slice(tag.as_ref());
     }
 
     /// Decrypts what [`Keys::seal`] made, where it lies. False when it was made with another key, for another place, or
-    /// changed on the way: nothing of it may be used then.
+    /// changed on the way: nothing is left of it then.
     #[must_use]
     pub(crate) fn open(&self, session: u64, number: u32, sealed: &mut Vec<u8>) -> bool {
         let about = Self::about(session, number, sealed.len());
-        let Some(len) = sealed.len().checked_sub(SEAL_LEN) else { return false };
-        let tag = *Tag::from_slice(&sealed[len..]);
-        sealed.truncate(len);
-        self.seal.decrypt_in_place_detached(&self.nonce(number), &about, sealed, &tag).is_ok()
+        let opened = self.seal.open_in_place(self.nonce(number), about, sealed).map(|message| message.len());
+        sealed.truncate(opened.unwrap_or(0));
+        opened.is_ok()
     }
 }
 

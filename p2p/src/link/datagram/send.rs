@@ -78,6 +78,15 @@ impl Outgoing {
         self.next == self.chunks && self.again.is_empty()
     }
 
+    /// What follows waits for the window: an answer opens it before the retransmission time.
+    fn ask_for_room(&mut self, session: u64) -> Option<Header> {
+        if self.in_flight == 0 || self.is_sent() || self.asked.is_some() {
+            return None;
+        }
+        (self.asked, self.disturbed) = (Some(self.next), true);
+        Some(self.header(Kind::Probe, session))
+    }
+
     fn header(&self, kind: Kind, session: u64) -> Header {
         let (message, chunks, epoch) = (self.message, self.chunks, self.stamp.epoch);
         Header {
@@ -356,6 +365,43 @@ impl Sender {
         std::mem::take(&mut self.probes)
     }
 
+    /// The next message that chunks of may be sent now, and a set bit for each of them; who sends them has the message.
+    pub(crate) fn next_chunks(&mut self, now: Time) -> Option<(&Outgoing, Vec<u8>)> {
+        let (session, rto) = (self.session, self.rto());
+        for at in 0..self.outgoing.len() {
+            let room = self.window.saturating_sub(self.in_flight);
+            let out = &mut self.outgoing[at];
+            let mut bits = vec![0; usize::from(out.chunks).div_ceil(8)];
+            let mut count = 0;
+            while count < room {
+                let chunk = match out.again.pop_front() {
+                    Some(chunk) => chunk,
+                    None if out.next < out.chunks => {
+                        out.next += 1;
+                        out.next - 1
+                    }
+                    None => break,
+                };
+                bits[usize::from(chunk / 8)] |= 1 << (chunk % 8);
+                count += 1;
+            }
+            if count > 0 {
+                out.in_flight += count;
+                self.in_flight += count;
+                out.sent = now;
+                if out.rounds == 0 {
+                    out.due = now + rto;
+                }
+                return Some((&self.outgoing[at], bits));
+            }
+            if room == 0 {
+                self.probes.extend(out.ask_for_room(session));
+                break;
+            }
+        }
+        None
+    }
+
     /// Writes the next train of datagrams into `train`: all as long as the first one, the last perhaps shorter. Returns that
     /// length, `None` when nothing may be sent now.
     pub(crate) fn train(&mut self, now: Time, train: &mut Vec<u8>) -> Option<usize> {
@@ -398,12 +444,7 @@ impl Sender {
                 }
             }
             if self.in_flight >= self.window {
-                // What follows waits for the window: an answer opens it before the retransmission time.
-                if out.in_flight > 0 && !out.is_sent() && out.asked.is_none() {
-                    out.asked = Some(out.next);
-                    out.disturbed = true;
-                    self.probes.push(out.header(Kind::Probe, session));
-                }
+                self.probes.extend(out.ask_for_room(session));
                 break;
             }
         }

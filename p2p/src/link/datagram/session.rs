@@ -13,7 +13,7 @@ use std::time::Duration;
 use scheduler::NodeId;
 
 use super::Time;
-use super::header::{Header, Kind, MAX_MESSAGE};
+use super::header::{HEADER_LEN, Header, Kind, MAX_MESSAGE};
 use super::receive::{Outcome, Receiver, Whole};
 use super::seal::{Direction, Keys, SEAL_LEN, Secret};
 use super::send::{Outgoing, Place, Sender, Sent, Stamp};
@@ -28,13 +28,18 @@ pub(crate) const PLACE_LEN: usize = 12;
 /// The longest frame that datagrams carry; longer ones take the stream, which is as fast for them.
 pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// The longest message that is sent, and that is taken: the longest frame, sealed.
-const MAX_SENT: usize = PLACE_LEN + MAX_FRAME + SEAL_LEN;
+pub(crate) const MAX_SENT: usize = PLACE_LEN + MAX_FRAME + SEAL_LEN;
 const _: () = assert!(MAX_SENT <= MAX_MESSAGE);
 /// A session's keys serve so many messages, or so long.
 const REKEY_MESSAGES: u32 = 1 << 20;
 const REKEY_AFTER: Duration = Duration::from_secs(3_600);
 /// Control datagrams waiting to be sent; what is beyond is asked for again.
 const MAX_CONTROL: usize = 128;
+/// So many messages are acknowledged together, in one system call and one packet train.
+const ACKS: usize = 2;
+/// How long fewer may wait: an answer that comes sooner goes first. Far below a first retransmission time; a sender's next ones
+/// follow the round trips that it sees, which this is part of.
+const ACK_DELAY: Duration = Duration::from_micros(500);
 
 /// What both ends have agreed on.
 #[derive(Debug)]
@@ -88,6 +93,31 @@ pub(crate) enum News {
     Returned(Place, Vec<u8>),
     /// A ping is answered.
     Pong,
+    /// The other end asks which of so many chunks of a message lack, and they are put together outside.
+    Asked { message: u32, chunks: u16 },
+}
+
+/// What is outside needs to carry the data of a session: nothing that opens a message.
+#[derive(Debug)]
+pub(crate) struct Served {
+    /// What this end and the other one call it.
+    pub(crate) names: [u64; 2],
+    /// The epoch and the header key of what comes.
+    pub(crate) inward: (u32, [u8; 16]),
+    /// Those of what leaves.
+    pub(crate) outward: (u32, [u8; 16]),
+    pub(crate) chunk_bytes: usize,
+    /// The newest message that was delivered.
+    pub(crate) newest: u32,
+}
+
+/// Chunks of a message to be sent now: a set bit each.
+#[derive(Debug)]
+pub(crate) struct Chunks<'a> {
+    pub(crate) message: u32,
+    pub(crate) epoch: u32,
+    pub(crate) sealed: &'a [u8],
+    pub(crate) bits: Vec<u8>,
 }
 
 /// What a session counts.
@@ -115,7 +145,12 @@ pub(crate) struct Session {
     sender: Sender,
     receiver: Receiver,
     taken: Arc<AtomicUsize>,
+    /// Data is put together, and sent, outside.
+    outside: bool,
     control: VecDeque<(Header, Vec<u8>)>,
+    /// Messages to be acknowledged, and when.
+    acks: Vec<u32>,
+    acks_due: Option<Time>,
     news: Vec<News>,
     counts: Counts,
 }
@@ -132,7 +167,10 @@ impl Session {
             sender: Sender::new(terms.there, terms.chunk_bytes, PLACES as u16),
             receiver: Receiver::new(governor, terms.peer, terms.chunk_bytes, MAX_SENT as u64),
             taken: Arc::default(),
+            outside: false,
             control: VecDeque::new(),
+            acks: Vec::with_capacity(ACKS),
+            acks_due: None,
             news: Vec::new(),
             counts: Counts::default(),
             terms,
@@ -142,6 +180,33 @@ impl Session {
     /// What this end and the other one call the session.
     pub(crate) fn names(&self) -> [u64; 2] {
         [self.terms.here, self.terms.there]
+    }
+
+    /// What someone outside needs who carries its data.
+    pub(crate) fn served(&self) -> Served {
+        Served {
+            names: self.names(),
+            inward: (self.inward.epoch, self.inward.header.bytes()),
+            outward: (self.outward.epoch, self.outward.header.bytes()),
+            chunk_bytes: self.terms.chunk_bytes,
+            newest: self.receiver.newest(),
+        }
+    }
+
+    /// Whether the data is carried outside from now on.
+    pub(crate) fn serve_outside(&mut self, outside: bool) {
+        self.outside = outside;
+    }
+
+    /// The epochs of what comes and of what leaves.
+    pub(crate) fn epochs(&self) -> [u32; 2] {
+        [self.inward.epoch, self.outward.epoch]
+    }
+
+    /// The header key of an epoch.
+    pub(crate) fn header_key(&self, outward: bool, epoch: u32) -> [u8; 16] {
+        let out = self.terms.direction;
+        self.terms.secret.keys(if outward { out } else { out.back() }, epoch).header.bytes()
     }
 
     /// What has happened since the last call.
@@ -230,8 +295,10 @@ impl Session {
             self.counts.forged += 1;
             return false;
         }
-        let payload = &datagram[super::header::HEADER_LEN..];
+        let payload = &datagram[HEADER_LEN..];
         match header.kind {
+            // What came in a train with control: it is stored outside already.
+            Kind::Data if self.outside => {}
             Kind::Data => self.on_chunk(now, &header, payload),
             Kind::Ack => {
                 let credit = u16::from_le_bytes([payload[0], payload[1]]);
@@ -243,12 +310,12 @@ impl Session {
             Kind::Ping => self.say(Kind::Pong, 0, 0, payload.to_vec()),
             Kind::Pong => self.news.push(News::Pong),
             Kind::Probe if self.receiver.is_over(header.message) || header.total_bytes == 0 => {
-                self.acknowledge(header.message);
+                self.acknowledge(header.message, now);
             }
-            Kind::Probe => {
-                let lacking = self.receiver.lacking(header.message, header.chunks);
-                self.say(Kind::Nack, header.message, header.chunks, lacking);
+            Kind::Probe if self.outside => {
+                self.news.push(News::Asked { message: header.message, chunks: header.chunks });
             }
+            Kind::Probe => self.say_lacking(header.message, header.chunks, None),
         }
         true
     }
@@ -269,47 +336,79 @@ impl Session {
         true
     }
 
-    fn acknowledge(&mut self, message: u32) {
-        let free = PLACES.saturating_sub(self.taken.load(Ordering::Relaxed));
-        self.say(Kind::Ack, message, 0, (free as u16).to_le_bytes().to_vec());
+    /// Acknowledges a message at `due`, or sooner together with others.
+    fn acknowledge(&mut self, message: u32, due: Time) {
+        if !self.acks.contains(&message) && self.acks.len() < MAX_CONTROL {
+            self.acks.push(message);
+        }
+        let due = if self.acks.len() < ACKS { due } else { Time::ZERO };
+        self.acks_due = Some(self.acks_due.map_or(due, |before| before.min(due)));
     }
 
-    fn on_chunk(&mut self, now: Time, header: &Header, chunk: &[u8]) {
-        match self.receiver.take(now, header, chunk) {
-            Outcome::Whole(whole) => self.on_whole(header, whole),
-            Outcome::Over => self.acknowledge(header.message),
+    /// Tells the other end which of the chunks of a message lack: what `bits` say, or this end knows.
+    pub(crate) fn say_lacking(&mut self, message: u32, chunks: u16, bits: Option<&[u8]>) {
+        let most = (self.terms.chunk_bytes - 4) * 8;
+        let payload = match bits {
+            Some(bits) if usize::from(chunks) <= most => [&[0, 0][..], &chunks.to_le_bytes(), bits].concat(),
+            _ => self.receiver.lacking(message, chunks),
+        };
+        self.say(Kind::Nack, message, chunks, payload);
+    }
+
+    /// Takes in a message that was put together outside: its datagrams named this session, came from its peer's address and had the
+    /// tags of `epoch`.
+    pub(crate) fn on_message(&mut self, now: Time, (message, epoch): (u32, u32), sealed: &[u8]) {
+        if epoch == self.inward.epoch.wrapping_add(1) {
+            self.inward = self.terms.secret.keys(self.terms.direction.back(), epoch);
+        }
+        match self.receiver.take_whole(message, sealed) {
+            Outcome::Whole(whole) => self.on_whole(now, (message, epoch), whole),
+            Outcome::Over => self.acknowledge(message, now),
             Outcome::Stored | Outcome::Duplicate | Outcome::Refused => {}
         }
     }
 
-    fn on_whole(&mut self, header: &Header, Whole { sealed: mut message, permit }: Whole) {
-        let keys = match header.epoch == self.inward.epoch {
+    fn on_chunk(&mut self, now: Time, header: &Header, chunk: &[u8]) {
+        match self.receiver.take(now, header, chunk) {
+            Outcome::Whole(whole) => self.on_whole(now, (header.message, header.epoch), whole),
+            Outcome::Over => self.acknowledge(header.message, now),
+            Outcome::Stored | Outcome::Duplicate | Outcome::Refused => {}
+        }
+    }
+
+    fn on_whole(
+        &mut self,
+        now: Time,
+        (number, epoch): (u32, u32),
+        Whole { sealed: mut message, permit }: Whole,
+    ) {
+        let keys = match epoch == self.inward.epoch {
             true => self.inward.clone(),
-            false => self.terms.secret.keys(self.terms.direction.back(), header.epoch),
+            false => self.terms.secret.keys(self.terms.direction.back(), epoch),
         };
-        let opened = keys.open(self.terms.here, header.message, &mut message);
+        let opened = keys.open(self.terms.here, number, &mut message);
         let place = message.split_first_chunk::<8>().zip(message.get(8..PLACE_LEN));
-        let Some(((lane, _), number)) = place.filter(|_| opened) else {
+        let Some(((lane, _), at)) = place.filter(|_| opened) else {
             // Its sender is told nothing, and sends it over the stream in the end.
             self.counts.broken += 1;
             return;
         };
-        let number = u32::from_le_bytes(std::array::from_fn(|i| number[i]));
-        let place = Place { lane: u64::from_le_bytes(*lane), number };
+        let at = u32::from_le_bytes(std::array::from_fn(|i| at[i]));
+        let place = Place { lane: u64::from_le_bytes(*lane), number: at };
         if self.taken.load(Ordering::Relaxed) >= PLACES {
             return;
         }
         self.taken.fetch_add(1, Ordering::Relaxed);
         let seat = Seat(self.taken.clone());
-        self.receiver.close(header.message);
+        self.receiver.close(number);
         self.counts.delivered += 1;
-        self.acknowledge(header.message);
+        self.acknowledge(number, now + ACK_DELAY);
         self.news.push(News::Delivered(Delivered { place, message, _permit: permit, _seat: seat }));
     }
 
     /// When [`Session::on_time`] has something to do.
     pub(crate) fn due(&self) -> Option<Time> {
-        self.sender.due().into_iter().chain(self.receiver.due()).min()
+        [self.sender.due(), self.receiver.due(), self.acks_due].into_iter().flatten().min()
     }
 
     /// Does what is due.
@@ -320,10 +419,24 @@ impl Session {
         }
     }
 
-    /// Writes what is to be sent next into `train`, datagrams of one length of which the last may be shorter, and returns that
-    /// length; `None` when there is nothing.
+    /// The next chunks to be sent, where that is done outside.
+    pub(crate) fn next_chunks(&mut self, now: Time) -> Option<Chunks<'_>> {
+        if !self.outside {
+            return None;
+        }
+        let (out, bits) = self.sender.next_chunks(now)?;
+        Some(Chunks { message: out.message, epoch: out.stamp.epoch, sealed: &out.sealed, bits })
+    }
+
+    /// Writes the next chunks to be sent into `train`, datagrams of one length of which the last may be shorter, and returns that
+    /// length; `None` when there are none.
+    pub(crate) fn transmit_data(&mut self, now: Time, train: &mut Vec<u8>) -> Option<usize> {
+        if self.outside { None } else { self.sender.train(now, train) }
+    }
+
+    /// As [`Session::transmit_data`], and when there are no chunks what else is to be said.
     pub(crate) fn transmit(&mut self, now: Time, train: &mut Vec<u8>) -> Option<usize> {
-        if let Some(len) = self.sender.train(now, train) {
+        if let Some(len) = self.transmit_data(now, train) {
             return Some(len);
         }
         for probe in self.sender.take_probes() {
@@ -332,8 +445,20 @@ impl Session {
             }
         }
         train.clear();
-        let (header, payload) = self.control.pop_front()?;
-        header.write(&payload, &self.outward.header, train);
-        Some(train.len())
+        let key = &self.outward.header;
+        if let Some((header, payload)) = self.control.pop_front() {
+            header.write(&payload, key, train);
+            return Some(train.len());
+        }
+        self.acks_due.take_if(|due| *due <= now)?;
+        let free = PLACES.saturating_sub(self.taken.load(Ordering::Relaxed)) as u16;
+        let (session, epoch, payload) = (self.terms.there, self.outward.epoch, free.to_le_bytes());
+        let len = payload.len() as u16;
+        for message in self.acks.drain(..) {
+            let kind = Kind::Ack;
+            let header = Header { kind, chunk: 0, session, message, total_bytes: 0, chunks: 0, len, epoch };
+            header.write(&payload, key, train);
+        }
+        Some(HEADER_LEN + payload.len())
     }
 }

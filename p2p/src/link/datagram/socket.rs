@@ -5,7 +5,7 @@
 
 use std::io;
 use std::io::IoSliceMut;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
@@ -22,19 +22,29 @@ const HOPS: u32 = 255;
 pub(crate) struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
+    /// It is of IPv6, and has addresses of IPv4 in its form.
+    mapped: bool,
     /// How many of a thousand datagrams are lost on purpose, and how many were sent: tests of what a bad network does.
     loss: AtomicU16,
     sent: AtomicU64,
 }
 
 impl Socket {
-    /// Binds a port that the system chooses, on this host only or on all interfaces. Called within a runtime.
+    /// Binds a port that the system chooses, on this host only or on all interfaces, for IPv6 as well where the host has it. Called
+    /// within a runtime.
     pub(crate) fn bind(loopback_only: bool, loss: u16) -> io::Result<Self> {
-        let ip = if loopback_only { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-        let socket = std::net::UdpSocket::bind((ip, 0))?;
+        let both = if loopback_only { None } else { bind_both().ok() };
+        let (socket, mapped) = match both {
+            Some(socket) => (socket, true),
+            None => {
+                let ip = if loopback_only { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+                let socket = std::net::UdpSocket::bind((ip, 0))?;
+                require_hops(&socket, false)?;
+                (socket, false)
+            }
+        };
         let options = socket2::SockRef::from(&socket);
         options.set_ttl_v4(HOPS)?;
-        require_hops(&socket)?;
         // A system that gives less loses more, and the window adapts.
         let _ = options.set_recv_buffer_size(BUFFER_BYTES);
         let _ = options.set_send_buffer_size(BUFFER_BYTES);
@@ -43,6 +53,7 @@ impl Socket {
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
             state,
+            mapped,
             loss: AtomicU16::new(loss),
             sent: AtomicU64::new(0),
         })
@@ -70,7 +81,11 @@ impl Socket {
 
     fn send_part(&self, to: SocketAddr, part: &[u8], segment: usize) {
         let segment_size = (part.len() > segment).then_some(segment);
-        let transmit = Transmit { destination: to, ecn: None, contents: part, segment_size, src_ip: None };
+        let destination = match to {
+            SocketAddr::V4(to) if self.mapped => SocketAddr::new(to.ip().to_ipv6_mapped().into(), to.port()),
+            to => to,
+        };
+        let transmit = Transmit { destination, ecn: None, contents: part, segment_size, src_ip: None };
         let sent = self.io.try_io(Interest::WRITABLE, || self.state.try_send((&self.io).into(), &transmit));
         if sent.is_err() && segment_size.is_some() && self.state.max_gso_segments() == 1 {
             // The device has no checksums of its own: the state has noticed, and sends one by one from now on.
@@ -95,33 +110,93 @@ impl Socket {
         self.io.readable().await
     }
 
-    /// Receives one datagram, or a train of one sender: how many bytes, the length of each but the last, and from where.
-    pub(crate) fn receive(&self, into: &mut [u8]) -> io::Result<(usize, usize, SocketAddr)> {
+    /// Receives one datagram, or a train of one sender: how many bytes, the length of each but the last, and from where. Asks the
+    /// system even where the runtime knows of nothing, if it is to `look`.
+    pub(crate) fn receive(&self, into: &mut [u8], look: bool) -> io::Result<(usize, usize, SocketAddr)> {
         let mut meta = [RecvMeta::default()];
         let mut buffers = [IoSliceMut::new(into)];
-        let receive = || self.state.recv((&self.io).into(), &mut buffers, &mut meta);
-        self.io.try_io(Interest::READABLE, receive)?;
-        Ok((meta[0].len, meta[0].stride.max(1), meta[0].addr))
+        let mut receive = || self.state.recv((&self.io).into(), &mut buffers, &mut meta);
+        if look {
+            receive()?
+        } else {
+            self.io.try_io(Interest::READABLE, receive)?
+        };
+        let from = meta[0].addr;
+        Ok((meta[0].len, meta[0].stride.max(1), SocketAddr::new(from.ip().to_canonical(), from.port())))
     }
 }
 
-/// Has the system drop what crossed a router.
+#[cfg(target_os = "linux")]
+impl std::os::fd::AsRawFd for Socket {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.io.as_raw_fd()
+    }
+}
+
+/// A socket for both families.
+fn bind_both() -> io::Result<std::net::UdpSocket> {
+    let socket =
+        socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, Some(socket2::Protocol::UDP))?;
+    socket.set_only_v6(false)?;
+    socket.set_unicast_hops_v6(HOPS)?;
+    socket.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)).into())?;
+    let socket = std::net::UdpSocket::from(socket);
+    require_hops(&socket, false)?;
+    require_hops(&socket, true)?;
+    Ok(socket)
+}
+
+/// Has the system drop what crossed a router, of IPv4 or of IPv6. Linux looks at the options for the least hops with TCP only, and so
+/// does the kernel module with its datagrams: for the others a filter of the socket looks at the IP header.
+#[cfg(target_os = "linux")]
+fn require_hops(socket: &std::net::UdpSocket, v6: bool) -> io::Result<()> {
+    let (level, name) =
+        if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT) } else { (libc::IPPROTO_IP, libc::IP_MINTTL) };
+    set_option(socket, level, name, &(HOPS as libc::c_int))?;
+    // Where the IP header begins, for a load of the filter.
+    const NETWORK: u32 = (-0x10_0000_i32) as u32;
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+    const SHIFT: u32 = libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K;
+    const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const SKIP: u32 = libc::BPF_JMP | libc::BPF_JA;
+    const END: u32 = libc::BPF_RET | libc::BPF_K;
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut steps = [
+        step(LOAD, 0, 0, NETWORK),
+        step(SHIFT, 0, 0, 4),
+        step(EQUAL, 0, 2, 4),
+        step(LOAD, 0, 0, NETWORK + 8),
+        step(SKIP, 0, 0, 1),
+        step(LOAD, 0, 0, NETWORK + 7),
+        step(EQUAL, 0, 1, HOPS),
+        step(END, 0, 0, u32::MAX),
+        step(END, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Sets an option of the kind that `T` is the value of.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-fn require_hops(socket: &std::net::UdpSocket) -> io::Result<()> {
+fn set_option<T>(
+    socket: &std::net::UdpSocket,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    let hops: libc::c_int = HOPS as libc::c_int;
-    let len = size_of_val(&hops) as libc::socklen_t;
-    // SAFETY: the descriptor is open as long as `socket` is borrowed, and the option's value is an integer of the length given.
-    let set = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MINTTL, (&raw const hops).cast(), len)
-    };
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as `socket` is borrowed; the system reads `len` bytes at `value`, and of a filter the
+    // steps that it counts, which the caller holds until this returns.
+    let set =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A system without the check carries no datagrams: what is on the same network could not be told.
 #[cfg(not(target_os = "linux"))]
-fn require_hops(_: &std::net::UdpSocket) -> io::Result<()> {
+fn require_hops(_: &std::net::UdpSocket, _: bool) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -131,15 +206,22 @@ pub(crate) fn is_near(ip: IpAddr, loopback: bool) -> bool {
     if ip.is_loopback() {
         return loopback;
     }
-    let IpAddr::V4(ip) = ip else { return false };
+    // An address of the link alone names no interface.
+    if matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+        return false;
+    }
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
-    interfaces.iter().any(|interface| match &interface.addr {
-        if_addrs::IfAddr::V4(own) => {
+    interfaces.iter().any(|interface| match (&interface.addr, ip) {
+        // A network of one address has no neighbors.
+        (if_addrs::IfAddr::V4(own), IpAddr::V4(ip)) => {
             let mask = u32::from(own.netmask);
-            // A network of one address has no neighbors.
             mask != u32::MAX && (u32::from(own.ip) ^ u32::from(ip)) & mask == 0
         }
-        if_addrs::IfAddr::V6(_) => false,
+        (if_addrs::IfAddr::V6(own), IpAddr::V6(ip)) => {
+            let mask = u128::from(own.netmask);
+            mask != u128::MAX && (u128::from(own.ip) ^ u128::from(ip)) & mask == 0
+        }
+        _ => false,
     })
 }
 
@@ -152,5 +234,47 @@ mod tests {
         let own = IpAddr::from([127, 0, 0, 1]);
         assert!(is_near(own, true) && !is_near(own, false));
         assert!(!is_near(IpAddr::from([203, 0, 113, 7]), true), "documentation addresses are nowhere");
+    }
+
+    /// One hop less than all is a router's: it never comes, and what was sent after it does.
+    #[tokio::test]
+    async fn what_crossed_a_router_is_dropped() {
+        let there = Socket::bind(false, 0).unwrap();
+        let routed = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        for (hops, word) in [(254, b"routed"), (255, b"direct")] {
+            routed.set_ttl(hops).unwrap();
+            routed.send_to(word, ("127.0.0.1", there.port())).await.unwrap();
+        }
+        let mut buffer = vec![0; 65_536];
+        let len = loop {
+            there.readable().await.unwrap();
+            if let Ok((len, ..)) = there.receive(&mut buffer, false) {
+                break len;
+            }
+        };
+        assert_eq!(&buffer[..len], b"direct");
+    }
+
+    /// A socket of both families sends to either, and says who sent in the form of that family.
+    #[tokio::test]
+    async fn either_family_is_carried() {
+        let here = Socket::bind(false, 0).unwrap();
+        let there = Socket::bind(false, 0).unwrap();
+        let loopbacks: &[IpAddr] = match there.mapped {
+            true => &[IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
+            false => &[IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        };
+        for ip in loopbacks {
+            here.io.writable().await.unwrap();
+            here.send(SocketAddr::new(*ip, there.port()), &[7; 3_000], 1_448);
+            let (mut bytes, mut buffer) = (0, vec![0; 65_536]);
+            while bytes < 3_000 {
+                there.readable().await.unwrap();
+                while let Ok((len, _, from)) = there.receive(&mut buffer, false) {
+                    assert_eq!(from, SocketAddr::new(*ip, here.port()));
+                    bytes += len;
+                }
+            }
+        }
     }
 }
