@@ -157,10 +157,18 @@ impl LayerCosts {
         self.row_values
     }
 
-    /// Whether a segment may begin or end before layer `boundary`. Everywhere inside the model today: no layer hands on
-    /// more than its row.
+    /// Whether a segment may begin or end before layer `boundary`: everywhere inside the model, unless a layer looks back at
+    /// positions and keeps none of them. Such a layer reads what others before it keep, and which ones is not said here, so its
+    /// model has its ends only.
     pub fn may_cut(&self, boundary: u32) -> bool {
-        boundary <= self.num_layers()
+        let inner = boundary > 0 && boundary < self.num_layers();
+        let borrows = |layer: &LayerCost| layer.seen_work > 0 && layer.position_bytes == 0;
+        boundary <= self.num_layers() && !(inner && self.layers.iter().any(borrows))
+    }
+
+    /// Whether the model has several layers and may be cut between none of them, so that one machine runs it.
+    pub fn is_whole(&self) -> bool {
+        self.num_layers() > 1 && (1..self.num_layers()).all(|boundary| !self.may_cut(boundary))
     }
 
     /// The kinds of layers, in the order in which they first appear.

@@ -134,6 +134,8 @@ fn claims_beyond_the_limits_are_refused() {
     refuse_key("mixtral", "llama.expert_count", Some(Value::U32(5000)), "expert_count");
     refuse_key("mixtral", "llama.expert_used_count", Some(Value::U32(5)), "expert_used_count");
     refuse_key("mixtral", "llama.expert_used_count", None, "expert_used_count");
+    let per_layer = "gemma4.embedding_length_per_layer_input";
+    refuse_key("gemma4_e", per_layer, Some(Value::U32(1025)), per_layer);
     refuse_key("llama_linear", "llama.rope.scaling.factor", Some(Value::F32(-4.0)), "negative");
     refuse_key(
         "llama_linear",
@@ -159,6 +161,14 @@ fn a_key_that_would_change_the_numbers_but_is_not_read_is_refused() {
         ("qwen2.expert_count", Some(Value::U32(0))),
     ];
     Blueprint::from_gguf(&copy(&open("qwen2"), &neutral, same)).unwrap();
+}
+
+#[test]
+fn other_devices_refuse_a_head_whose_norm_has_another_name() {
+    let mut blueprint = Blueprint::from_gguf(&open("lfm2")).unwrap();
+    blueprint.layers.retain(|layer| matches!(layer.attention, Attention::Softmax(_)));
+    assert!(!blueprint.layers.is_empty());
+    assert_eq!(blueprint.beyond_plain(), Some("a norm of the head under another name"));
 }
 
 /// Every numeric key of every family with values a hostile file might hold: refused, or computed without a panic.

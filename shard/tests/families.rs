@@ -10,12 +10,14 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    Copied, Golden, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens, whole,
+    Copied, Golden, bits, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens,
+    whole,
 };
 use shard::{
     executor::reference::{Arithmetic, Model},
     executor::{Capacity, Executor, Workspace, argmax},
-    gguf::Gguf,
+    gguf::{Gguf, Tensor},
+    models::{Blueprint, layer_costs},
     quant::{self, Format},
     synthetic::{self, Shape},
 };
@@ -173,3 +175,70 @@ fn quantized_fixtures_agree_with_their_dequantized_weights() {
 
 /// The fixtures are narrow (64 to 128), so that rounding averages out less than in [`tolerance`].
 const FIXTURE_TOLERANCE: f64 = 1e-2;
+
+/// Some rows of a tensor as another one.
+fn rows_of(tensor: &Tensor<'_>, name: &str, dims: &[u64], first: usize, rows: usize) -> Copied {
+    let row = tensor.bytes.len() / tensor.rows();
+    let bytes = tensor.bytes[first * row..(first + rows) * row].to_vec();
+    Copied { name: name.into(), dims: dims.to_vec(), format: tensor.format, bytes }
+}
+
+#[test]
+fn keys_and_values_of_a_layer_that_looks_at_anothers_are_not_read() {
+    let gguf = open("gemma4_e");
+    let blueprint = Blueprint::from_gguf(&gguf).unwrap();
+    let shares = |index: &usize| blueprint.layers[*index].attention.source().is_some();
+    let index = (0..blueprint.layers.len()).find(shares).unwrap();
+    let name = |suffix: &str| format!("blk.{index}.{suffix}.weight");
+    let kv = blueprint.layers[index].attention.kv().unwrap();
+    let width = kv.kv_heads * kv.head_dim;
+    let made = copy(&gguf, &[], |tensor| {
+        let mut tensors = vec![Copied::same(tensor)];
+        if *tensor.info.name == *name("attn_q") {
+            let dims = [blueprint.hidden as u64, width as u64];
+            tensors.push(rows_of(tensor, &name("attn_k"), &dims, 0, width));
+            tensors.push(rows_of(tensor, &name("attn_v"), &dims, 0, width));
+        } else if *tensor.info.name == *name("attn_q_norm") {
+            tensors.push(Copied { name: name("attn_k_norm"), ..Copied::same(tensor) });
+        }
+        tensors
+    });
+    assert_eq!(made.tensors().len(), gguf.tensors().len() + 3);
+    let prompt = &goldens("gemma4_e")[0].ids;
+    assert!(three_ways(&made, prompt).map(|x| bits(&x)) == three_ways(&gguf, prompt).map(|x| bits(&x)));
+    let costs = |gguf: &Gguf| layer_costs(&Blueprint::from_gguf(gguf).unwrap(), gguf).unwrap();
+    assert!(costs(&made) == costs(&gguf), "what is not read costs nothing");
+    let loaded = |gguf: &Arc<Gguf>| whole(gguf, fast(), 64);
+    assert_eq!(loaded(&made).resident_bytes(), loaded(&gguf).resident_bytes());
+}
+
+#[test]
+fn gate_and_up_of_experts_are_two_tensors_or_one() {
+    let gguf = open("gemma4_moe");
+    let fused = "ffn_gate_up_exps";
+    let apart = copy(&gguf, &[], |tensor| {
+        let Some(at) = tensor.info.name.find(fused) else { return vec![Copied::same(tensor)] };
+        let [hidden, rows, count] = tensor.info.dims[..] else { panic!("{:?}", tensor.info.dims) };
+        let width = rows as usize / 2;
+        let half = |part: usize, suffix: &str| {
+            let name = format!("{}{suffix}.weight", &tensor.info.name[..at]);
+            let experts = (0..count as usize).map(|expert| (2 * expert + part) * width);
+            let bytes = experts.flat_map(|first| rows_of(tensor, "", &[], first, width).bytes).collect();
+            Copied { name, dims: vec![hidden, width as u64, count], format: tensor.format, bytes }
+        };
+        vec![half(0, "ffn_gate_exps"), half(1, "ffn_up_exps")]
+    });
+    assert!(apart.tensors().len() > gguf.tensors().len());
+    let prompt = &goldens("gemma4_moe")[0].ids;
+    assert!(three_ways(&apart, prompt).map(|x| bits(&x)) == three_ways(&gguf, prompt).map(|x| bits(&x)));
+}
+
+#[test]
+fn a_token_of_a_dense_model_reads_every_matrix() {
+    for name in fixtures() {
+        let shard = whole(&open(&name), fast(), 64);
+        if shard.blueprint().layers.iter().all(|layer| layer.feed_forward.experts().is_none()) {
+            assert!(shard.bytes_per_token(0) >= shard.resident_bytes(), "{name}");
+        }
+    }
+}

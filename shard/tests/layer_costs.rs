@@ -48,6 +48,21 @@ fn equal_layers_weigh_the_same() {
 }
 
 #[test]
+fn a_model_whose_layers_look_at_what_others_keep_stays_whole() {
+    let costs = |name: &str| {
+        let gguf = open(name);
+        layer_costs(&Blueprint::from_gguf(&gguf).unwrap(), &gguf).unwrap()
+    };
+    for name in common::fixtures() {
+        let blueprint = Blueprint::from_gguf(&open(&name)).unwrap();
+        let costs = costs(&name);
+        let cut = |at: usize| costs.may_cut(at as u32) == blueprint.may_cut(at);
+        assert!((0..=blueprint.layers.len()).all(cut), "{name}: planner and engine disagree");
+    }
+    assert!(costs("gemma4_e").is_whole() && !costs("gemma4").is_whole() && !costs("lfm2").is_whole());
+}
+
+#[test]
 fn a_window_bounds_what_a_layer_takes_behind_a_long_text() {
     let costs = costs(&windowed());
     assert_eq!(costs.runs().iter().map(|run| run.1).collect::<Vec<_>>(), [5, 1, 5, 1]);

@@ -12,14 +12,17 @@ use serde_json::Value;
 
 use crate::{Error, Result};
 
+/// What says which states stand for a text, in a folder of its own.
+pub(super) const POOLING: &str = "1_Pooling/config.json";
 /// Files besides the weights that are looked at.
-const TEXTS: [&str; 6] = [
+const TEXTS: [&str; 7] = [
     "config.json",
     "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "chat_template.jinja",
+    POOLING,
 ];
 /// Most files of weights: the largest published checkpoints have about 200.
 pub const MAX_PARTS: usize = 4_096;
@@ -47,8 +50,11 @@ impl Folder {
     /// Those of the system; more than [`MAX_PARTS`] files.
     pub fn open(path: &Path) -> Result<Self> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(path).map_err(|e| Error::io(path, e))? {
-            let name = entry.map_err(|e| Error::io(path, e))?.file_name().to_string_lossy().into_owned();
+        let entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let nested = path.join(POOLING).exists().then(|| Ok(POOLING.to_owned()));
+        for name in names.chain(nested) {
+            let name = name.map_err(|e: io::Error| Error::io(path, e))?;
             if !name.ends_with(".safetensors") && !TEXTS.contains(&name.as_str()) {
                 continue;
             }

@@ -2,7 +2,7 @@
 //!
 //! What happens, in order: `config.json` names the family and gives the metadata ([`config`]); every tensor of the
 //! checkpoint gets its GGUF name, shape and the reordering its family needs ([`names`]); the tokenizer files become
-//! vocabulary metadata ([`vocab`]); then threads read slices of tensors, quantize them and hand them to one writer in
+//! vocabulary metadata ([`vocab`]), and the file on pooling a key ([`pooling`]); then threads read slices of tensors, quantize them and hand them to one writer in
 //! file order. The output appears under its name only when it is complete and the engine
 //! accepts its header.
 //!
@@ -15,6 +15,7 @@ mod folder;
 mod hybrid;
 mod latent;
 mod names;
+mod pooling;
 mod vocab;
 
 use std::{
@@ -118,6 +119,7 @@ fn write(
     if has_latents(config.arch()) {
         latent::Sizes::read(&config)?.write(&config, &mut writer)?;
     }
+    pooling::write(&mut writer, source, config.arch())?;
     vocab::write(&mut writer, source, &config)?;
     for (planned, format) in plan.iter().zip(&formats) {
         writer.add_tensor_info(&planned.name, &planned.dims(), format);

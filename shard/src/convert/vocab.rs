@@ -116,33 +116,45 @@ fn write_roles(
     };
     let role =
         |role: &str| config.token_ids(&format!("{role}_token_id")).first().copied().or_else(|| named(role));
-    let bos = role("bos");
+    let says = |key: &str| settings[key].as_bool();
+    let [opening, closing] = frame(&json["post_processor"]);
+    let id_of = |text: &str| vocab.tokens.iter().position(|token| token == text).map(|id| id as u32);
+    // What a text ends with is what the key `eos` names; the role of that name may be another token, which ends turns.
+    let closing = closing.filter(|_| says("add_eos_token") != Some(false)).and_then(id_of);
+    let (bos, ends) = (role("bos"), role("eos"));
+    let eos = closing.or(ends);
     for (name, id) in [
         ("bos", bos),
-        ("eos", role("eos")),
+        ("eos", eos),
         ("unknown", named("unk")),
         ("padding", named("pad")),
-        ("eot", end_of_turn(vocab)),
+        ("eot", end_of_turn(vocab).or(ends.filter(|_| ends != eos))),
     ] {
         if let Some(id) = id {
             writer.add_u32(&format!("tokenizer.ggml.{name}_token_id"), id);
         }
     }
-    let says = |key: &str| settings[key].as_bool();
-    let template_adds = |role: &str| {
-        let text = json["post_processor"].to_string();
-        vocab_text(settings, role)
-            .is_some_and(|token| text.contains("TemplateProcessing") && text.contains(&token))
-    };
-    let add_bos =
-        says("add_bos_token").unwrap_or_else(|| template_adds("bos") || (sentence_piece && bos.is_some()));
+    let opens = bos.is_some() && opening.and_then(id_of) == bos;
+    let add_bos = says("add_bos_token").unwrap_or(opens || (sentence_piece && bos.is_some()));
     writer.add_bool("tokenizer.ggml.add_bos_token", add_bos && bos.is_some());
-    writer.add_bool("tokenizer.ggml.add_eos_token", says("add_eos_token").unwrap_or(false));
+    writer.add_bool("tokenizer.ggml.add_eos_token", says("add_eos_token").unwrap_or(closing.is_some()));
 }
 
-fn vocab_text(settings: &Value, role: &str) -> Option<String> {
-    let value = &settings[format!("{role}_token")];
-    value.as_str().or(value["content"].as_str()).map(String::from)
+/// The special tokens that a template puts in front of a single text and behind it; `processor` is `post_processor` of
+/// tokenizer.json, a template or a sequence with one in it.
+fn frame(processor: &Value) -> [Option<&str>; 2] {
+    fn special(piece: Option<&Value>) -> Option<&str> {
+        piece?["SpecialToken"]["id"].as_str()
+    }
+    let inner = processor["processors"].as_array().map_or(&[][..], Vec::as_slice);
+    let template = |processor: &&Value| processor["type"] == "TemplateProcessing";
+    let Some(template) = std::iter::once(processor).chain(inner).find(template) else { return [None, None] };
+    let pieces = template["single"].as_array().map_or(&[][..], Vec::as_slice);
+    let text = |piece: &Value| piece.get("Sequence").is_some();
+    match pieces.iter().position(text) {
+        Some(at) => [special(pieces[..at].first()), special(pieces[at + 1..].last())],
+        None => [None, None],
+    }
 }
 
 /// The control token that ends a turn, where it is not the end of the text.
@@ -351,6 +363,57 @@ mod tests {
         assert_eq!(pre_tokenizer(&split(&format!("{common}\\p{{N}}| ?[^\\s]+")), "qwen2").unwrap(), "qwen2");
         assert_eq!(pre_tokenizer(&json!({"type": "ByteLevel"}), "llama").unwrap(), "gpt-2");
         assert!(pre_tokenizer(&split("[a-z]+"), "llama").is_err());
+    }
+
+    #[test]
+    fn a_template_says_what_a_text_begins_and_ends_with() {
+        let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let template = |single: Value| json!({"type": "TemplateProcessing", "single": single});
+        let both = template(json!([special("<s>"), text, special("</s>")]));
+        assert_eq!(frame(&both), [Some("<s>"), Some("</s>")]);
+        let closing = template(json!([text, special("</s>")]));
+        let sequence = json!({"type": "Sequence", "processors": [{"type": "ByteLevel"}, closing]});
+        assert_eq!(frame(&sequence), [None, Some("</s>")]);
+        assert_eq!(frame(&template(json!([text]))), [None, None]);
+        assert_eq!(frame(&json!({"type": "ByteLevel"})), [None, None]);
+        assert_eq!(frame(&Value::Null), [None, None]);
+    }
+
+    /// What is written of the roles of four tokens: bos, eos, eot, whether bos and eos are added.
+    fn roles(post_processor: &Value, settings: &Value) -> ([Option<u64>; 3], [Option<bool>; 2]) {
+        let added = ["a", "<bos>", "<end>", "<turn>"].iter().enumerate();
+        let added: Vec<Value> =
+            added.map(|(id, text)| json!({"id": id, "content": text, "special": id > 0})).collect();
+        let tokenizer =
+            json!({"model": {"vocab": {}}, "added_tokens": added, "post_processor": post_processor});
+        let config = Config::new(json!({"model_type": "qwen3", "vocab_size": 4})).unwrap();
+        let mut writer = Writer::new();
+        writer.add_str("general.architecture", "qwen3");
+        write_roles(&mut writer, &tokenizer, settings, &config, &tokens(&tokenizer, 4).unwrap(), false);
+        let bytes = writer.start(std::io::Cursor::new(Vec::new())).unwrap().finish().unwrap();
+        let gguf = crate::gguf::Gguf::from_bytes(bytes.into_inner()).unwrap();
+        let id = |role: &str| gguf.metadata().u64(&format!("tokenizer.ggml.{role}_token_id"));
+        let adds = |role: &str| gguf.metadata().bool(&format!("tokenizer.ggml.add_{role}_token"));
+        (["bos", "eos", "eot"].map(id), ["bos", "eos"].map(adds))
+    }
+
+    #[test]
+    fn what_a_template_puts_behind_a_text_is_written() {
+        let special = |id: &str| json!({"SpecialToken": {"id": id}});
+        let text = json!({"Sequence": {"id": "A"}});
+        let template = |single: Value| json!({"type": "TemplateProcessing", "single": single});
+        let settings = json!({"bos_token": "<bos>", "eos_token": "<turn>"});
+        let no = template(json!([text]));
+        assert_eq!(roles(&no, &settings), ([Some(1), Some(3), None], [Some(false); 2]));
+        let opens = template(json!([special("<bos>"), text]));
+        assert_eq!(roles(&opens, &settings), ([Some(1), Some(3), None], [Some(true), Some(false)]));
+        let closes = template(json!([text, special("<end>")]));
+        assert_eq!(roles(&closes, &settings), ([Some(1), Some(2), Some(3)], [Some(false), Some(true)]));
+        let told = json!({"eos_token": "<turn>", "add_eos_token": false});
+        assert_eq!(roles(&closes, &told), ([None, Some(3), None], [Some(false); 2]));
+        let same = json!({"bos_token": "<end>", "eos_token": "<end>"});
+        assert_eq!(roles(&closes, &same), ([Some(2), Some(2), None], [Some(false), Some(true)]));
     }
 
     #[test]

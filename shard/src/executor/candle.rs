@@ -27,8 +27,8 @@ use crate::{
     gguf::Gguf,
     kernels::{KvShape, Pairing},
     models::{
-        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, Layer, NormKind, Softmax,
-        layer_name,
+        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, HEAD_NORM, Layer,
+        NormKind, Softmax, layer_name,
     },
     round::Rounding,
     state::LayerState,
@@ -203,7 +203,7 @@ impl CandleShard {
         let wanted = x.narrow(0, span.rows - span.wanted, span.wanted)?;
         let out = match gave {
             Gave::Rows => wanted,
-            Gave::States => self.norm("output_norm", &wanted)?,
+            Gave::States => self.norm(HEAD_NORM, &wanted)?,
             Gave::Logits => self.head(&wanted)?,
         };
         Ok(out.flatten_all()?.to_vec1()?)
@@ -402,7 +402,7 @@ impl CandleShard {
 
     fn head(&self, x: &Tensor) -> Result<Tensor> {
         let head = self.blueprint.head;
-        let h = self.norm("output_norm", x)?;
+        let h = self.norm(HEAD_NORM, x)?;
         let logits =
             (self.linear(if head.tied { "token_embd" } else { "output" }, &h)? * f64::from(head.scale))?;
         Ok(match head.softcap {

@@ -3,6 +3,7 @@
 mod activations;
 mod amx;
 pub mod attention;
+pub mod conv;
 mod cpu;
 pub mod delta;
 mod job;
@@ -19,6 +20,7 @@ pub mod vector;
 
 pub use activations::Activations;
 pub use attention::{AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER, new_quarter, quarter_len};
+pub use conv::ConvJob;
 pub use cpu::{Cpu, Isa, Kernel};
 pub use delta::{DeltaInputs, DeltaJob, DeltaShape};
 pub use matmul::Target;

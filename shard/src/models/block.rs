@@ -93,10 +93,16 @@ impl Block {
             .add("attn_output.weight", &[q, hidden])
     }
 
-    /// Attention that looks at the keys and values of another layer, with an RMS norm over each head of its queries.
-    pub fn attention_of_queries(self) -> Self {
-        let Sizes { hidden, heads, head_dim, .. } = self.sizes;
-        let q = heads * head_dim;
+    /// Attention that looks at the keys and values of another layer, with an RMS norm over each head of its queries. Files may
+    /// have matrices of keys and values here, which nothing reads ([`super::Layer::reads`]).
+    pub fn attention_of_queries(mut self) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        self.rules.extend([
+            Rule::optional("attn_k.weight", &[hidden, kv]),
+            Rule::optional("attn_v.weight", &[hidden, kv]),
+            Rule::optional("attn_k_norm.weight", &[head_dim]),
+        ]);
         self.add("attn_q.weight", &[hidden, q])
             .add("attn_output.weight", &[q, hidden])
             .add("attn_q_norm.weight", &[head_dim])
@@ -266,16 +272,22 @@ impl Block {
     }
 
     /// Experts beside the dense network: their norms, the weights of the norm in front of the router, a factor for each expert,
-    /// and gate and up as the rows of one matrix.
-    pub fn experts_beside(self, experts: &Experts) -> Self {
+    /// and gate and up apart or, where they are `stacked`, as the rows of one matrix.
+    pub fn experts_beside(self, experts: &Experts, stacked: bool) -> Self {
         let hidden = self.sizes.hidden;
         let &Experts { count, width, .. } = experts;
-        self.add("post_ffw_norm_1.weight", &[hidden])
+        let block = match stacked {
+            true => self.add("ffn_gate_up_exps.weight", &[hidden, 2 * width, count]),
+            false => self
+                .add("ffn_gate_exps.weight", &[hidden, width, count])
+                .add("ffn_up_exps.weight", &[hidden, width, count]),
+        };
+        block
+            .add("post_ffw_norm_1.weight", &[hidden])
             .add("pre_ffw_norm_2.weight", &[hidden])
             .add("post_ffw_norm_2.weight", &[hidden])
             .add("ffn_gate_inp.weight", &[hidden, count])
             .add("ffn_gate_inp.scale", &[hidden])
-            .add("ffn_gate_up_exps.weight", &[hidden, 2 * width, count])
             .add("ffn_down_exps.weight", &[width, hidden, count])
             .add("ffn_down_exps.scale", &[count])
     }

@@ -88,6 +88,9 @@ pub struct Layer {
 /// The norm in front of attention.
 pub const ATTENTION_NORM: &str = "attn_norm";
 
+/// The norm in front of the head, as most families call it.
+pub const HEAD_NORM: &str = "output_norm";
+
 /// One value: the factor on the residual rows that a layer gives.
 pub const LAYER_SCALE: &str = "layer_output_scale.weight";
 
@@ -100,6 +103,12 @@ impl Layer {
     /// Whether the file may have tensor `name` in this layer.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.iter().any(|rule| rule.name == name)
+    }
+
+    /// Whether a pass reads tensor `name` where the file has it: a layer that looks at another's keys and values makes none.
+    pub fn reads(&self, name: &str) -> bool {
+        let made = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+        self.attention.source().is_none() || !made.contains(&name)
     }
 }
 
@@ -505,66 +514,6 @@ impl Blueprint {
             Attention::DeltaNet(delta) => delta.value_width(),
             Attention::Latent(latent) => self.heads * latent.value,
             Attention::ShortConv(conv) => conv.width,
-        }
-    }
-
-    /// The first part of the model, by its name, that [`crate::executor`]s of other devices do not compute.
-    pub fn beyond_plain(&self) -> Option<&'static str> {
-        let other = |activation: Activation| {
-            use Activation::{GatedGelu, GatedSilu, Gelu};
-            !matches!(activation, Gelu | GatedGelu | GatedSilu)
-        };
-        let beyond = |layer: &Layer| {
-            let routed = match &layer.feed_forward {
-                FeedForward::Both(..) => true,
-                FeedForward::Experts(experts) => {
-                    let plain = experts.router == Router::Softmax && experts.groups.is_none();
-                    !plain
-                        || experts.weighs_input
-                        || !experts.shared_gate
-                        || other(experts.activation)
-                        || layer.has("exp_probs_b.bias")
-                }
-                FeedForward::Dense(dense) => other(dense.activation),
-            };
-            let inner = layer.has("attn_sub_norm.weight") || layer.has("ffn_sub_norm.weight");
-            let whole =
-                layer.tensors.iter().any(|r| r.name == "attn_k_norm.weight" && r.dims[0] != self.kv.head_dim);
-            let softmax = matches!(layer.attention, Attention::Softmax(softmax) if !softmax.gated);
-            match () {
-                () if self.unusual(layer).is_some() => self.unusual(layer),
-                () if matches!(layer.attention, Attention::Latent(_)) => Some("latent attention"),
-                () if !softmax => Some("recurrent layers"),
-                () if layer.has("attn_sinks.weight") => Some("attention sinks"),
-                () if layer.parallel() => Some("parallel layers"),
-                () if !layer.has("attn_norm.weight") => Some("layers without a norm before attention"),
-                () if layer.norm_after_attention().is_none() => Some("norms of another order"),
-                () if inner || whole => Some("norms inside a sublayer"),
-                () if routed => Some("experts or activations of this kind"),
-                () => None,
-            }
-        };
-        if self.residual_scale != 1.0 {
-            return Some("scaled residual additions");
-        }
-        if self.tensors.iter().any(|rule| rule.name == "output.bias") {
-            return Some("biases of the head");
-        }
-        self.layers.iter().find_map(beyond)
-    }
-
-    /// The first part of a layer with softmax attention, by its name, that only [`crate::executor::cpu`] and the oracle compute.
-    pub fn unusual(&self, layer: &Layer) -> Option<&'static str> {
-        let Attention::Softmax(softmax) = layer.attention else { return None };
-        match () {
-            () if softmax.kv != self.kv => Some("heads of several widths"),
-            () if softmax.source.is_some() => Some("keys and values shared between layers"),
-            () if softmax.chunk.is_some() => Some("attention in blocks"),
-            () if softmax.temperature.is_some() => Some("queries scaled by position"),
-            () if softmax.bare_norm.is_some() => Some("norms without weights"),
-            () if self.per_layer.is_some() => Some("per-layer embeddings"),
-            () if layer.has(LAYER_SCALE) => Some("scaled layers"),
-            () => None,
         }
     }
 

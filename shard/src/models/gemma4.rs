@@ -6,8 +6,9 @@
 //! where they are: `rope_freqs.weight` divides their frequencies by a number beyond all positions.
 //!
 //! Mixtures run a dense network and experts side by side; the router has a norm of its own, and each chosen weight a factor of
-//! its expert. In E2B and E4B the last layers read keys and values of the last layer before them of the same kind, with wider
-//! networks, and every layer adds what a gate takes from a row of the token itself. A factor ends every layer.
+//! its expert; gate and up of the experts are two tensors or one. In E2B and E4B the last layers read keys and values of the last
+//! layer before them of the same kind (checkpoints have matrices of keys and values there all the same; nothing reads them), with
+//! wider networks, and every layer adds what a gate takes from a row of the token itself. A factor ends every layer.
 
 use super::{
     Activation, BareNorm, Blueprint, Dense, Experts, FeedForward, NormKind, Rope, Rule, Scaling, Softmax,
@@ -19,6 +20,9 @@ use crate::{Error, Result, kernels::Pairing};
 
 /// Every sixth layer sees the whole context unless the file says otherwise.
 const PERIOD: usize = 6;
+
+/// Width of what each layer reads of the token itself.
+const PER_LAYER: &str = "embedding_length_per_layer_input";
 
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
@@ -55,7 +59,11 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     }
     let values = (0..own).any(|index| !slides[index] && reader.has(&layer_name(index, "attn_v.weight")));
     let experts = experts(reader, &global)?;
-    let per_layer = reader.size_opt("embedding_length_per_layer_input", limits::HIDDEN)?;
+    let per_layer = reader.size_opt(PER_LAYER, limits::HEAD_DIM)?;
+    if let Some(width) = per_layer.filter(|width| width * global.layers > limits::PER_LAYER) {
+        let why = format!("{width} in {} layers, the limit is {} in all", global.layers, limits::PER_LAYER);
+        return Err(Error::malformed(reader.name(PER_LAYER), why));
+    }
     let layers = layers(global.layers, |index| {
         let (sizes, rope) = if slides[index] { (local, LOCAL) } else { (global, GLOBAL) };
         let sizes = Sizes { kv_heads: kv_heads[index], feed_forward: widths[index], ..sizes };
@@ -78,7 +86,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         match experts {
             None => block.layer(attention, FeedForward::Dense(dense)),
             Some(experts) => {
-                block.experts_beside(&experts).layer(attention, FeedForward::Both(dense, experts))
+                let stacked = !reader.has(&layer_name(index, "ffn_gate_exps.weight"));
+                block.experts_beside(&experts, stacked).layer(attention, FeedForward::Both(dense, experts))
             }
         }
     });
@@ -86,7 +95,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     blueprint.embedding_scale = (global.hidden as f32).sqrt();
     blueprint.head.softcap = reader.cap("final_logit_softcapping")?;
     if let Some(width) = per_layer {
-        let all = global.layers.saturating_mul(width);
+        let all = global.layers * width;
         blueprint.per_layer = Some(width);
         blueprint.tensors.extend([
             Rule::required("per_layer_token_embd.weight", &[all, global.vocab]),

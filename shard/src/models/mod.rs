@@ -11,6 +11,7 @@
 //! Every count is bounded by [`limits`] before anything is allocated from it.
 
 mod arcee;
+mod beyond;
 mod bitnet;
 mod block;
 mod blueprint;
@@ -54,8 +55,9 @@ mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups, Head,
-    LAYER_SCALE, Latent, Layer, Norm, NormKind, Recurrence, Router, ShortConv, Softmax, Temperature,
+    ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups,
+    HEAD_NORM, Head, LAYER_SCALE, Latent, Layer, Norm, NormKind, Recurrence, Router, ShortConv, Softmax,
+    Temperature,
 };
 pub use cost::layer_costs;
 pub use rope::{Frequencies, Rope, Scaling};

@@ -3,8 +3,8 @@
 use std::{cell::RefCell, collections::BTreeSet};
 
 use super::{
-    Attention, Blueprint, Experts, Groups, Head, Latent, Layer, Norm, NormKind, Rope, Router, Rule, Scaling,
-    Softmax, limits,
+    Attention, Blueprint, Experts, Groups, HEAD_NORM, Head, Latent, Layer, Norm, NormKind, Rope, Router,
+    Rule, Scaling, Softmax, limits,
 };
 use crate::{
     Error, Result,
@@ -485,7 +485,7 @@ impl<'g> Reader<'g> {
             residual_scale: 1.0,
             ropes,
             layers,
-            head: Head { norm: "output_norm", tied: !self.has("output.weight"), scale: 1.0, softcap: None },
+            head: Head { norm: HEAD_NORM, tied: !self.has("output.weight"), scale: 1.0, softcap: None },
             unused_layers: sizes.unused_layers,
             per_layer: None,
             tensors,

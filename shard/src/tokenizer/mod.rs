@@ -220,8 +220,8 @@ impl Tokenizer {
                 first = false;
             }
         });
-        if how.bos && self.add_eos {
-            ids.extend(self.eos);
+        if how.bos {
+            ids.extend(self.closing());
         }
         Ok(ids)
     }
@@ -314,6 +314,11 @@ impl Tokenizer {
     /// Whether [`Encode::bos`] puts BOS in front.
     pub fn adds_bos(&self) -> bool {
         self.add_bos && self.bos.is_some()
+    }
+
+    /// The token that [`Encode::bos`] puts behind a text, if it does.
+    pub fn closing(&self) -> Option<u32> {
+        self.eos.filter(|_| self.add_eos)
     }
 
     /// The tokens after which a reply is over, ascending.

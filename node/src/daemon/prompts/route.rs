@@ -40,6 +40,11 @@ use crate::{
 /// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
 const JITTER_MS: f64 = 20.0;
 
+/// Why a model of one piece goes nowhere.
+const WHOLE: &str = "this model is not cut, because layers of it read the token itself or what layers before them keep, so a node \
+                     answers its own prompts with all of its layers or hands them to one that has them: join with every layer \
+                     (--layers 0..N), or answer alone with `shoal serve --via local`";
+
 /// Who shall run this?
 pub struct RouteQuestion {
     /// The prompt's name; also picks among near-equal routes.
@@ -216,7 +221,14 @@ impl Router<'_> {
 
     fn find(&mut self, question: &RouteQuestion) -> Result<Routed, NoWay> {
         let mut policy = RoutePolicy { boomerang: Some(question.ends), ..RoutePolicy::default() };
+        let whole = wanted(self.models, self.me, question.model, question.shape)
+            .costs
+            .is_some_and(|(costs, _)| costs.is_whole());
+        if whole && question.prove.is_some() {
+            return Err(NoWay::None(WHOLE.to_owned()));
+        }
         match question.mode {
+            _ if whole => policy.allow = Some(BTreeSet::new()),
             Mode::Local => policy.allow = Some(BTreeSet::new()),
             Mode::Trusted => policy.allow = Some(question.trusted.clone()),
             Mode::Boomerang | Mode::Open => {}
@@ -262,9 +274,13 @@ impl Router<'_> {
             }
         }
         let request = careful;
-        let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
+        let home =
+            whole || question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
         let chosen = if home { &comparison.local } else { &comparison.asked };
         let route = chosen.clone().map_err(|why| {
+            if whole {
+                return NoWay::None(format!("no route: {why}; {WHOLE}"));
+            }
             // Those who refused lately are left out of the request, not of the policy.
             let room = Request { policy: policy.clone(), ..request.clone() };
             if self::route(&snapshot, &room).is_ok() {

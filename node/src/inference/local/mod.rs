@@ -330,10 +330,19 @@ impl Ready {
                 let why = format!("text {index} has {n} tokens, this model takes {context} here; shorten it");
                 return Err(Failure::invalid("input", why));
             }
-            ids.truncate(context);
+            shorten(&mut ids, context, self.model.tokenizer.closing());
             Ok(ids)
         };
         request.inputs.iter().enumerate().map(text).collect()
+    }
+}
+
+/// Cuts a text to `context` tokens. The token that closes texts stays at its end: a model that pools there reads it.
+fn shorten(ids: &mut Vec<u32>, context: usize, closing: Option<u32>) {
+    let closing = closing.filter(|_| ids.len() > context && ids.last().copied() == closing);
+    ids.truncate(context);
+    if let (Some(closing), Some(last)) = (closing, ids.last_mut()) {
+        *last = closing;
     }
 }
 

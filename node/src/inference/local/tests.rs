@@ -124,6 +124,22 @@ async fn texts_that_cannot_be_embedded_are_refused_by_field_or_cut() {
     assert_eq!((&cut.vectors[0], cut.prompt_tokens), (&cut.vectors[1], 512));
 }
 
+#[test]
+fn a_text_that_is_cut_keeps_the_token_that_closes_it() {
+    for (ids, closing, expected) in [
+        (vec![1, 2, 3, 4, 9], Some(9), vec![1, 2, 9]),
+        (vec![1, 2, 3, 9], Some(9), vec![1, 2, 9]),
+        (vec![1, 2, 9], Some(9), vec![1, 2, 9]),
+        (vec![1, 9], Some(9), vec![1, 9]),
+        (vec![1, 2, 3, 4], Some(9), vec![1, 2, 3]),
+        (vec![1, 2, 3, 9], None, vec![1, 2, 3]),
+    ] {
+        let mut cut = ids.clone();
+        shorten(&mut cut, 3, closing);
+        assert_eq!(cut, expected, "{ids:?} closed by {closing:?}");
+    }
+}
+
 #[tokio::test]
 async fn gauges_follow_an_answer() {
     let alone = loaded().await;

@@ -194,7 +194,8 @@ impl CpuBuffers {
         let q_width = (blueprint.heads * key_dim).max(if recurs { blueprint.q_width() } else { 0 });
         shard.cpu.reserve_attention(key_dim);
         let in_blocks = |layer: &Layer| matches!(layer.attention, Attention::Softmax(s) if s.chunk.is_some());
-        let jobs = items + if held.iter().any(in_blocks) { rows / QUARTER } else { 0 };
+        // The rows of an item may begin inside one block and end inside another.
+        let jobs = if held.iter().any(in_blocks) { 2 * items + rows / QUARTER } else { items };
         let layers = shard.range.start() as usize..shard.range.end() as usize;
         let mixed = layers.map(|layer| blueprint.mixed_width(layer)).max().unwrap_or(0);
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())

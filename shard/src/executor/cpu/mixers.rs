@@ -14,7 +14,7 @@ use super::{
     weights::{DeltaWeights, LatentWeights, Linear},
 };
 use crate::{
-    kernels::{Activations, Cpu, DeltaInputs, DeltaJob, DeltaShape},
+    kernels::{Activations, ConvJob, Cpu, DeltaInputs, DeltaJob, DeltaShape},
     models::{Latent, ShortConv},
     state::{Paged, Recurrent},
 };
@@ -83,8 +83,6 @@ impl Shard {
     }
 
     /// A gated short convolution over the normed rows, into `ws.attended`; returns how many rows go on.
-    ///
-    /// One product per value and then one fma per tap, oldest first.
     pub(super) fn short_conv(
         &self,
         ws: &mut CpuBuffers,
@@ -106,24 +104,16 @@ impl Shard {
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
             let inputs = &inputs[span.first * width..(span.first + span.rows) * width];
-            let (projected, out) = (&*projected, &mut ws.attended);
-            state.pass(span.start, span.rows, |old, state, rows| {
-                for row in rows.clone() {
-                    let at = span.first + row;
-                    let out = &mut out[at * width..(at + 1) * width];
-                    out.fill(0.0);
-                    for (place, tap) in taps.chunks_exact(width).enumerate() {
-                        let seen = input_at(spec, (old, inputs), row + place);
-                        out.iter_mut()
-                            .zip(tap)
-                            .zip(seen)
-                            .for_each(|((out, tap), x)| *out = tap.mul_add(*x, *out));
-                    }
-                    let c = &projected[at * 3 * width + width..][..width];
-                    out.iter_mut().zip(c).for_each(|(out, c)| *out *= c);
+            let here = span.first * width..(span.first + span.rows) * width;
+            let (gates, out) = (&projected[3 * here.start..3 * here.end], &mut ws.attended[here]);
+            state.pass(span.start, span.rows, |before, state, rows| {
+                if rows.start == 0 {
+                    let out = &mut *out;
+                    let (stride, gate_at) = (3 * width, width);
+                    self.cpu.short_conv(ConvJob { width, inputs, before, taps, gates, stride, gate_at, out });
                 }
                 for (place, to) in state.chunks_exact_mut(width).enumerate() {
-                    to.copy_from_slice(input_at(spec, (old, inputs), rows.end + place));
+                    to.copy_from_slice(ConvJob::input(width, (before, inputs), rows.end + place));
                 }
             });
         }
@@ -200,14 +190,6 @@ impl Shard {
         }
         ws.hybrid.latent = buffers;
         rows
-    }
-}
-
-/// Input `at - (kernel - 1)` of a pass, counted from its first; those in front of it are in the state.
-fn input_at<'a>(spec: ShortConv, (before, inputs): (&'a [f32], &'a [f32]), at: usize) -> &'a [f32] {
-    match at.checked_sub(spec.kernel - 1) {
-        Some(row) => &inputs[row * spec.width..][..spec.width],
-        None => &before[at * spec.width..][..spec.width],
     }
 }
 

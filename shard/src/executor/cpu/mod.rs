@@ -126,6 +126,13 @@ impl Shard {
         let range = whole_range(gguf)?;
         Self::load(gguf, cpu, range, Ends::BOTH, Options::default())
     }
+
+    /// Bytes of the matrices outside layers: the head's, and what makes the rows of a token that layers read.
+    fn ends_bytes(&self) -> usize {
+        let token = self.embedding.as_ref().and_then(|embedding| embedding.token.as_ref());
+        self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
+            + token.map_or(0, |token| token.projection.resident_bytes())
+    }
 }
 
 impl Executor for Shard {
@@ -155,18 +162,14 @@ impl Executor for Shard {
 
     fn resident_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(LayerWeights::resident_bytes).sum();
-        let token = self.embedding.as_ref().and_then(|embedding| embedding.token.as_ref());
-        layers
-            + self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
-            + token.map_or(0, |token| token.projection.resident_bytes())
+        layers + self.ends_bytes()
     }
 
     fn bytes_per_token(&self, position: usize) -> usize {
         let held = &self.blueprint.layers[self.range.start() as usize..self.range.end() as usize];
         let used = |layer: &Layer| layer.feed_forward.experts().map_or(0, |experts| experts.used);
         let layers: usize = self.layers.iter().zip(held).map(|(w, layer)| w.touched_bytes(used(layer))).sum();
-        let head = self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes());
-        layers + head + read_bytes(&self.blueprint, self.range, position)
+        layers + self.ends_bytes() + read_bytes(&self.blueprint, self.range, position)
     }
 
     fn state_tag(&self, layers: LayerRange) -> u64 {

@@ -359,8 +359,8 @@ impl Loader<'_> {
             }
         };
         self.gguf.forget(&format!("{fused}.weight"));
-        let (q_norm, k_norm) =
-            (self.vector(&name("attn_q_norm.weight")), self.vector(&name("attn_k_norm.weight")));
+        let q_norm = self.vector(&name("attn_q_norm.weight"));
+        let k_norm = if spec.source.is_none() { self.vector(&name("attn_k_norm.weight")) } else { None };
         let (q, gate) = match spec.gated {
             false => (q, None),
             true => {

@@ -44,7 +44,7 @@ use crate::{
     Error, Result,
     gguf::Gguf,
     kernels::PAGE,
-    models::{Blueprint, Frequencies},
+    models::{Blueprint, Frequencies, HEAD_NORM},
     state::LayerState,
 };
 use buffers::{GpuBuffers, Steps};
@@ -113,7 +113,7 @@ impl GpuShard {
             true if gguf.info("output.bias").is_some() => {
                 return Err(Error::unsupported("biases of the head on this device"));
             }
-            true => Some((loader.norm("output_norm")?, loader.head()?)),
+            true => Some((loader.norm(HEAD_NORM)?, loader.head()?)),
             false => None,
         };
         let weights = (layers.start()..layers.end())

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    models::{ATTENTION_NORM, Attention, Blueprint, FeedForward, Layer, Softmax, layer_name},
+    models::{ATTENTION_NORM, Attention, Blueprint, FeedForward, HEAD_NORM, Layer, Softmax, layer_name},
     quant::{ACTIVATION_BLOCK, Format},
 };
 
@@ -100,6 +100,9 @@ pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
     };
     if blueprint.kv.head_dim > 256 || !blueprint.kv.head_dim.is_multiple_of(2) {
         return Some("heads of this width");
+    }
+    if blueprint.head.norm != HEAD_NORM {
+        return Some("a norm of the head under another name");
     }
     blueprint.layers.iter().find_map(other)
 }
