@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 
 use super::*;
 use crate::blob::{
-    PeerSource,
+    Form, PeerSource,
     serve::{Limits, serve},
     testing::{OneModel, model, outboard_of},
     wire::{ANSWER_BYTES, MAX_DESCRIPTION},
