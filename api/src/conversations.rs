@@ -30,7 +30,7 @@ pub const MAX_BYTES: usize = 16 << 20;
 /// Characters of a system prompt.
 pub const MAX_SYSTEM: usize = 64 << 10;
 /// Bytes of what the page notes beside a message, and of settings, as JSON.
-pub const MAX_NOTES: usize = 32 << 10;
+pub const MAX_NOTES: usize = 128 << 10;
 /// Presets of one node.
 pub const MAX_PRESETS: usize = 64;
 /// Characters of a title.
@@ -129,7 +129,7 @@ pub struct Preset {
     pub sampling: Map<String, Value>,
 }
 
-/// What changes in a conversation; what is `None` stays. A conversation that does not exist begins with its first change.
+/// What changes in a conversation; what is `None` stays. A conversation begins with its first message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
     /// A name; an empty one brings the first words back.
@@ -188,10 +188,10 @@ pub trait Conversations: std::fmt::Debug + Send + Sync + 'static {
     /// [`Refusal::Unknown`], [`Refusal::Broken`].
     fn read(&self, id: &str) -> Result<Conversation, Refusal>;
 
-    /// Changes one, or begins it.
+    /// Changes one, or begins it with messages.
     ///
     /// # Errors
-    /// Any; then it is as it was.
+    /// Any, [`Refusal::Unknown`] for a change without messages of one that is not there; then it is as it was.
     fn change(&self, id: &str, change: Change) -> Result<Summary, Refusal>;
 
     /// Deletes one, its bytes on the disk included.

@@ -1,6 +1,6 @@
 //! `/library`: the models on the owner's machine, those that can be fetched, and the ways from one to the other.
 //!
-//! Only who brings the API's token is served. What it costs is said before anything is fetched: a search tells size, license
+//! Only who brings the API's token is served, and an API that asks for none shows lists only. What it costs is said before anything is fetched: a search tells size, license
 //! and what this machine makes of a model, and only what a catalog names is fetched.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
@@ -85,6 +85,18 @@ async fn ask<T: Send + 'static>(
     Ok(asked.map_err(failed)??)
 }
 
+/// As [`ask`], of what changes the machine: every program here could ask that of an API without a token.
+async fn ask_owned<T: Send + 'static>(
+    app: &App,
+    question: impl FnOnce(&dyn Library) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, ApiError> {
+    if app.access.is_open() {
+        let why = "without a token every program here could fetch and remove models: start it without --no-token, or use `shoal model`";
+        return Err(ApiError::new(Kind::Forbidden, why));
+    }
+    ask(app, question).await
+}
+
 /// `GET /library`
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let models = ask(&app, |keeper| keeper.here()).await?;
@@ -110,7 +122,7 @@ pub(crate) async fn remove(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    ask(&app, move |keeper| keeper.remove(&name)).await?;
+    ask_owned(&app, move |keeper| keeper.remove(&name)).await?;
     Ok(Json(json!({"deleted": true})))
 }
 
@@ -121,7 +133,7 @@ pub(crate) async fn pull(
 ) -> Result<Response, ApiError> {
     let fields = Fields::new(&body)?;
     let name = required(&fields, "model", fields.text("model")?)?.to_owned();
-    let lines = ask(&app, move |keeper| keeper.pull(&name)).await?;
+    let lines = ask_owned(&app, move |keeper| keeper.pull(&name)).await?;
     let events =
         lines.map(|line| Ok::<_, Infallible>(sse::Event::default().json_data(&line).unwrap_or_default()));
     Ok(sse::Sse::new(events).keep_alive(sse::KeepAlive::new().interval(HEARTBEAT)).into_response())

@@ -97,7 +97,8 @@ function keep(keeper, swarm, chat) {
   swarm.addEventListener('change', () => {
     if (swarm.connected && !asked) {
       keeper.refresh();
-      keeper.readPresets();
+      // Without presets the page works; one that is kept later reads them first.
+      keeper.readPresets().catch(() => {});
       reopen(chat);
     }
     asked = swarm.connected;

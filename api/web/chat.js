@@ -26,6 +26,9 @@ const MAX_THOUGHT = 6_000;
 /** Where a tab notes the answer it waits for, so that its reload goes on. */
 const WAITING = 'shoal.answering';
 
+/** Messages of a conversation as the node keeps them. */
+const plain = (tree, messages) => ({ leaf: tree.leaf, messages: [...messages].map(({ node, ...message }) => message) });
+
 export class Chat extends EventTarget {
   constructor(swarm, keeper, settings) {
     super();
@@ -42,7 +45,7 @@ export class Chat extends EventTarget {
     swarm.addEventListener('change', () => this.refresh());
     swarm.addEventListener('failover', ({ detail }) => this.onFailover(detail));
     settings.addEventListener('change', () => {
-      if (this.tree.messages.size) keeper.change(this.tree.id, { system: settings.system, sampling: settings.sampling });
+      if (this.tree.messages.size) this.keep(this.tree, this.about(this.tree));
     });
   }
 
@@ -182,9 +185,14 @@ export class Chat extends EventTarget {
     $('prompt').focus();
   }
 
-  /** A conversation is deleted: its answer stops and nothing of it is kept again. */
-  forget(id) {
-    for (const tree of [this.tree, this.answering?.tree]) if (tree?.id === id) tree.gone = true;
+  /** A conversation is deleted: its answer stops and nothing of it is kept again. Or it is not deleted after all. */
+  forget(id, gone = true) {
+    const trees = new Set([this.tree, this.answering?.tree, ...[...this.pending].map(({ tree }) => tree)].filter((tree) => tree?.id === id));
+    for (const tree of trees) {
+      tree.gone = gone;
+      if (!gone && tree.missed) this.record(tree, ...tree.messages.values());
+      tree.missed = false;
+    }
     if (this.answering?.tree.gone) this.answering.abort();
   }
 
@@ -219,7 +227,7 @@ export class Chat extends EventTarget {
     const [tree, id] = JSON.parse(sessionStorage.getItem(WAITING) ?? '[]');
     const message = this.tree.messages.get(id);
     if (this.answering || tree !== this.tree.id || !message?.about.asked) return;
-    this.stream(message, message.about.asked);
+    this.stream(message, this.told(message.about.asked));
   }
 
   /** Shows the branch of the leaf, its end first: earlier messages are built when one comes near them. */
@@ -278,18 +286,28 @@ export class Chat extends EventTarget {
     this.show();
     message.node.querySelector(`[aria-label="${name}"]:enabled, .branches button:enabled`)?.focus();
     message.node.scrollIntoView({ block: 'nearest' });
-    this.keeper.change(this.tree.id, { leaf: this.tree.leaf });
+    this.keep(this.tree, { leaf: this.tree.leaf });
+  }
+
+  /** What a conversation is asked with. The settings that are shown are those of the conversation that is shown. */
+  about(tree) {
+    if (tree === this.tree) Object.assign(tree, { system: this.settings.system, sampling: this.settings.sampling });
+    return { system: tree.system, sampling: tree.sampling };
+  }
+
+  /** Has the node keep a change, or all of a conversation of which it missed something. */
+  keep(tree, change) {
+    // What happens while it is being deleted is kept after all when that fails.
+    if (tree.gone) tree.missed = true;
+    else this.keeper.change(tree.id, change, () => ({ ...this.about(tree), ...plain(tree, tree.messages.values()) }));
   }
 
   /** Has the node keep messages, and with the first ones what they were asked with. */
   record(tree, ...messages) {
-    if (tree.gone) return;
-    const plain = (all) => ({ leaf: tree.leaf, messages: [...all].map(({ node, ...message }) => message) });
-    const about = { system: this.settings.system, sampling: this.settings.sampling };
-    const whole = () => ({ ...about, ...plain(tree.messages.values()) });
+    const about = this.about(tree);
     // As it is now: it goes on changing before it is sent.
-    const change = structuredClone(plain(messages));
-    this.keeper.change(tree.id, tree.messages.size <= messages.length ? { ...about, ...change } : change, whole);
+    const change = structuredClone(plain(tree, messages));
+    this.keep(tree, tree.messages.size <= messages.length ? { ...about, ...change } : change);
   }
 
   /** Adds a question and its answer. */
@@ -365,7 +383,7 @@ export class Chat extends EventTarget {
     message.node.append(text);
     new Growing(text).update(message.content);
     if (outcome) return this.close(message, revive(outcome));
-    const again = asked && this.answering?.message !== message && h('button', { type: 'button', class: 'quiet', click: () => this.stream(message, asked) }, 'Finish it');
+    const again = asked && this.answering?.message !== message && h('button', { type: 'button', class: 'quiet', click: () => this.stream(message, this.told(asked)) }, 'Finish it');
     if (again) message.node.append(h('p', { class: 'note' }, 'This answer was interrupted.'));
     message.node.append(h('div', { class: 'tools' }, again));
   }
@@ -389,6 +407,11 @@ export class Chat extends EventTarget {
       ...this.settings.sampling,
       ...($('rounding').checked && { allow_rounding: true }),
     };
+    return this.told(asked);
+  }
+
+  /** The same with the instructions, which are kept once and not with every answer. */
+  told(asked) {
     return this.settings.system ? { ...asked, system: this.settings.system } : asked;
   }
 
@@ -409,7 +432,7 @@ export class Chat extends EventTarget {
     const { system, ...fields } = asked;
     const told = tree.path(message.parent).map((one) => ({ role: one.role, content: withFiles(one) }));
     const body = { ...fields, messages: system ? [{ role: 'system', content: system }, ...told] : told };
-    Object.assign(message, { content: '', about: { asked } });
+    Object.assign(message, { content: '', about: { asked: fields } });
     this.record(tree, message);
     sessionStorage.setItem(WAITING, JSON.stringify([tree.id, message.id]));
     const text = h('div', { class: 'text', 'aria-busy': 'true' });
@@ -479,7 +502,7 @@ export class Chat extends EventTarget {
     outcome.pipeline = [...this.swarm.pipelines.values()].findLast((one) => answering.request && one.request === answering.request);
     this.answering = null;
     this.setBusy(false);
-    if (thoughtLength) message.about.thought = thought.textContent.slice(0, MAX_THOUGHT);
+    if (thoughtLength) message.about.thought = thought.textContent.slice(0, MAX_THOUGHT).toWellFormed();
     this.note(tree, message, outcome);
     if (outcome.verdict.checking && message.content) this.pending.add({ tree, turn: message, outcome });
     this.close(message, outcome);

@@ -5,7 +5,9 @@
 import { h } from './dom.js';
 
 /** Longest block that is colored, in characters; a longer one is shown plain. */
-const MAX_CODE = 40_000;
+const MAX_CODE = 20_000;
+/** Letters without a break, or breaks without a letter, on which grammars take a time that grows with its square. */
+const ENDLESS = /[^\s]{500}|\s{500}/;
 /** Most colored parts of a block. */
 const MAX_PARTS = 8_000;
 /** What people call languages that the highlighter knows under another name. */
@@ -24,7 +26,7 @@ function load(then) {
 /** Colors `code`, which holds `text`, when the highlighter knows the language. */
 export function color(code, language, text) {
   const name = language.toLowerCase();
-  if (!name || text.length > MAX_CODE) return;
+  if (!name || text.length > MAX_CODE || ENDLESS.test(text)) return;
   load(() => {
     const known = [name, ALIASES[name]].find((one) => one && library.getLanguage(one));
     if (!known) return;

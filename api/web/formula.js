@@ -15,6 +15,11 @@ const MAX_NODES = 3_000;
 const MATHML = 'http://www.w3.org/1998/Math/MathML';
 const ELEMENTS = new Set(['math', 'mfrac', 'mi', 'mmultiscripts', 'mn', 'mo', 'mover', 'mpadded', 'mphantom', 'mprescripts', 'mroot', 'mrow', 'mspace', 'msqrt', 'mstyle', 'msub', 'msubsup', 'msup', 'mtable', 'mtd', 'mtext', 'mtr', 'munder', 'munderover', 'none']);
 const ATTRIBUTES = new Set(['accent', 'accentunder', 'columnalign', 'columnspan', 'depth', 'display', 'displaystyle', 'fence', 'form', 'height', 'largeop', 'linethickness', 'lspace', 'mathvariant', 'maxsize', 'minsize', 'movablelimits', 'rspace', 'rowspacing', 'scriptlevel', 'separator', 'stretchy', 'symmetric', 'voffset', 'width']);
+/** Lengths: a negative or long one would draw over what is not the formula's. */
+const LENGTHS = new Set(['depth', 'height', 'lspace', 'rspace', 'voffset', 'width']);
+/** Longest length either way, in em; of what is measured by the formula itself, in whole widths. */
+const MAX_EM = 3;
+const UNITS = { '': 1, width: 1, height: 1, depth: 1, em: 1, ex: 0.5, px: 1 / 16, pt: 1 / 12, mu: 1 / 18, '%': 0.01 };
 const OPTIONS = { throwOnError: true, trust: false, strict: false, maxExpand: 200, maxSize: [10, 20] };
 
 let library;
@@ -27,6 +32,12 @@ function load(then) {
   loading.then(then, () => {});
 }
 
+function fits(name, value) {
+  if (!LENGTHS.has(name)) return true;
+  const [, length, unit] = /^([+-]?[\d.]+)([a-z%]*)$/.exec(value) ?? [];
+  return Math.abs(length * UNITS[unit]) <= MAX_EM;
+}
+
 /** A node of the library's tree as an element of the lists above. */
 function build(node, room) {
   if (typeof node.text === 'string' && !node.type) return [document.createTextNode(node.text)];
@@ -36,7 +47,7 @@ function build(node, room) {
   if (!ELEMENTS.has(node.type)) return inside;
   const element = document.createElementNS(MATHML, node.type);
   for (const [name, value] of Object.entries(node.attributes ?? {})) {
-    if (ATTRIBUTES.has(name) && /^[\w.+% -]{1,32}$/.test(String(value))) element.setAttribute(name, String(value));
+    if (ATTRIBUTES.has(name) && /^[\w.+% -]{1,32}$/.test(String(value)) && fits(name, String(value))) element.setAttribute(name, String(value));
   }
   element.append(...inside);
   return [element];

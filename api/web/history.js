@@ -57,17 +57,25 @@ export class History {
     if (back) $('history-toggle').focus();
   }
 
+  /** Searches for the last words: one search at a time, each reads all conversations. */
   async search(words) {
     this.wanted = words;
-    try {
-      const found = words ? await this.keeper.search(words) : null;
-      // An answer to words that are no longer there comes too late.
-      if (this.wanted !== words) return;
-      this.found = found;
-      if (found) announce(`${count(found.length, 'conversation')} found.`);
-    } catch (error) {
-      this.keeper.say(error.message);
+    if (this.searching) return;
+    this.searching = true;
+    let asked;
+    while (this.wanted !== asked) {
+      asked = this.wanted;
+      try {
+        const found = asked ? await this.keeper.search(asked) : null;
+        // An answer to words that are no longer there comes too late.
+        if (this.wanted !== asked) continue;
+        this.found = found;
+        if (found) announce(`${count(found.length, 'conversation')} found.`);
+      } catch (error) {
+        this.keeper.say(error.message);
+      }
     }
+    this.searching = false;
     this.render();
   }
 
@@ -152,9 +160,12 @@ export class History {
       return;
     }
     this.chat.forget(one.id);
-    await this.keeper.remove(one.id);
+    if (!(await this.keeper.remove(one.id))) {
+      this.chat.forget(one.id, false);
+      return announce('The conversation is not deleted.');
+    }
     announce('The conversation is deleted.');
-    if (this.chat.tree.id === one.id && !this.keeper.conversations.some(({ id }) => id === one.id)) this.chat.clear();
+    if (this.chat.tree.id === one.id) this.chat.clear();
     await this.keeper.refresh();
   }
 

@@ -45,7 +45,8 @@ export async function request(path, { body, method = body === undefined ? 'GET' 
     response = await fetch(path, {
       method,
       headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      // A text that was cut within a character is no text in JSON.
+      body: body === undefined ? undefined : JSON.stringify(body, (_, value) => (typeof value === 'string' ? value.toWellFormed() : value)),
       signal,
       cache: 'no-store',
       credentials: 'omit',

@@ -73,21 +73,23 @@ export class Settings extends EventTarget {
     const name = $('preset-name').value.trim().slice(0, 120);
     if (!name) return $('preset-name').focus();
     const preset = { name, system: this.system, sampling: this.sampling };
-    await this.send([...this.keeper.presets.filter((one) => one.name !== name), preset], `The preset ${clean(name)} is kept.`);
-    $('preset-name').value = '';
+    if (await this.send((all) => [...all.filter((one) => one.name !== name), preset], `The preset ${clean(name)} is kept.`)) $('preset-name').value = '';
   }
 
   drop() {
-    const at = Number($('preset').value);
-    return this.send(this.keeper.presets.filter((_, i) => i !== at), 'The preset is deleted.');
+    const dropped = this.keeper.presets[Number($('preset').value)];
+    return dropped && this.send((all) => all.filter((one) => one.name !== dropped.name), 'The preset is deleted.');
   }
 
-  async send(presets, done) {
+  /** Whether the change of the presets is kept. */
+  async send(change, done) {
     try {
-      await this.keeper.keepPresets(presets);
+      await this.keeper.changePresets(change);
       announce(done);
+      return true;
     } catch (error) {
       this.keeper.say(error.message);
+      return false;
     }
   }
 }

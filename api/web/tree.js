@@ -9,6 +9,7 @@ export class Tree {
     this.id = id;
     this.title = '';
     this.system = '';
+    this.sampling = {};
     /** `{ id, parent, role, content, files, about, node }` by id, each after its parent. */
     this.messages = new Map();
     this.leaf = null;

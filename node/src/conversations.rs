@@ -8,9 +8,10 @@
 //! ```
 //!
 //! Both lines are sealed with a key of the node's identity (`sealed.rs`). Every change writes the file whole under another
-//! salt and puts it in the place of the old one, so that after a crash it is the old one or the new one. A file that is
-//! deleted or replaced is overwritten with zeros first, so that its bytes are gone where the file system writes in place; on
-//! one that never does (copy on write, flash memory) what is left is encrypted, and unreadable without `identity.key`.
+//! salt and puts it in the place of the old one, so that after a crash it is the old one or the new one. A file is overwritten
+//! with zeros before it is deleted and when it is replaced, so that its bytes are gone where the file system writes in place;
+//! where it never does (copy on write, flash memory), and after a crash in that moment, what is left is encrypted, and
+//! unreadable without `identity.key`. A file that a crash left half written goes the same way before the next change.
 //!
 //! The process that speaks HTTP does this; the confined one that computes has no paths and no key. Several processes of one
 //! data folder take turns by a lock. Nothing leaves the machine.
@@ -21,8 +22,9 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use api::conversations::{
@@ -41,6 +43,8 @@ pub const MOST: usize = 2_000;
 pub const MOST_BYTES: u64 = 256 << 20;
 /// Longest file: a conversation in Base64, and its summary.
 const MAX_FILE: u64 = (MAX_BYTES as u64) * 4 / 3 + (16 << 10);
+/// A reader of a file that is replaced under it reads the next one, so many times.
+const READS: usize = 8;
 /// Conversations that a search answers with.
 const MOST_FOUND: usize = 100;
 /// What the identity's secret for conversations is called.
@@ -52,6 +56,8 @@ const PRESETS: &str = "presets";
 #[derive(Debug)]
 pub struct Shelf {
     home: PathBuf,
+    /// Held by a search: each reads everything.
+    searching: Mutex<()>,
 }
 
 type Held<T> = std::result::Result<T, Refusal>;
@@ -68,7 +74,7 @@ fn broken(error: impl Into<crate::Error>) -> Refusal {
 impl Shelf {
     /// The conversations below `home`, which is made with the first of them.
     pub fn of(home: &Path) -> Self {
-        Self { home: home.to_owned() }
+        Self { home: home.to_owned(), searching: Mutex::default() }
     }
 
     fn folder(&self) -> PathBuf {
@@ -79,13 +85,19 @@ impl Shelf {
         sealed::secret(&self.home, PURPOSE).map_err(broken)
     }
 
-    /// Holds other writers off until the result is dropped.
+    /// Holds other writers off until the result is dropped, and removes what one that was killed left.
     fn lock(&self) -> Held<File> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(self.folder()).map_err(broken)?;
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600);
         let file = file.open(self.home.join("conversations.lock")).map_err(broken)?;
         file.lock().map_err(broken)?;
+        for entry in fs::read_dir(self.folder()).map_err(broken)? {
+            let path = entry.map_err(broken)?.path();
+            if path.extension().is_some_and(|end| end == "new") {
+                scrub(&path).map_err(broken)?;
+            }
+        }
         Ok(file)
     }
 
@@ -101,21 +113,23 @@ impl Shelf {
 
     /// The payload of line `wanted` of a file: 1 is the first after the salt.
     fn line(&self, secret: &[u8; 32], name: &str, wanted: u64) -> Held<Vec<u8>> {
+        let path = self.folder().join(name);
         let missing = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Refusal::Unknown,
             _ => broken(error),
         };
-        let file = File::open(self.folder().join(name)).map_err(missing)?;
-        let mut lines = BufReader::new(file.take(MAX_FILE)).split(b'\n');
-        let mut next = || lines.next().transpose().map_err(broken);
-        let damaged = || broken(crate::Error::Failed(String::new()));
-        let salt = next()?.ok_or_else(damaged)?;
-        let salt = salt.strip_prefix(SALT.as_bytes()).and_then(|salt| HEXLOWER.decode(salt).ok());
-        let seal = Seal::of(secret, name, &salt.ok_or_else(damaged)?);
-        for _ in 1..wanted {
-            next()?;
+        let mut reads = 1;
+        loop {
+            let file = File::open(&path).map_err(missing)?;
+            let opened = file.metadata().map_err(broken)?.ino();
+            let read = line_of(&file, secret, name, wanted);
+            // One that was replaced after it was opened is zeros. It is held open: no other file has its number.
+            let replaced = || fs::metadata(&path).map_or(true, |about| about.ino() != opened);
+            if reads == READS || !matches!(read, Err(Refusal::Broken(_))) || !replaced() {
+                return read;
+            }
+            reads += 1;
         }
-        seal.open(wanted, &next()?.ok_or_else(damaged)?).ok_or_else(damaged)
     }
 
     fn summary(&self, secret: &[u8; 32], name: &str) -> Option<Summary> {
@@ -139,16 +153,39 @@ impl Shelf {
         }
         let old = OpenOptions::new().write(true).open(&path).ok();
         let replace = || {
-            let mut options = OpenOptions::new();
-            let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+            let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&fresh)?;
             file.write_all(text.as_bytes())?;
             file.sync_data()?;
             fs::rename(&fresh, &path)?;
             File::open(self.folder())?.sync_all()?;
             old.map_or(Ok(()), |mut old| erase(&mut old))
         };
-        replace().inspect_err(|_| drop(fs::remove_file(&fresh))).map_err(broken)
+        replace().inspect_err(|_| drop(scrub(&fresh))).map_err(broken)
     }
+}
+
+/// The payload of line `wanted` of the file called `name`.
+fn line_of(file: &File, secret: &[u8; 32], name: &str, wanted: u64) -> Held<Vec<u8>> {
+    let mut lines = BufReader::new(file.take(MAX_FILE)).split(b'\n');
+    let mut next = || lines.next().transpose().map_err(broken);
+    let damaged = || broken(crate::Error::Failed(String::new()));
+    let salt = next()?.ok_or_else(damaged)?;
+    let salt = salt.strip_prefix(SALT.as_bytes()).and_then(|salt| HEXLOWER.decode(salt).ok());
+    let seal = Seal::of(secret, name, &salt.ok_or_else(damaged)?);
+    for _ in 1..wanted {
+        next()?;
+    }
+    seal.open(wanted, &next()?.ok_or_else(damaged)?).ok_or_else(damaged)
+}
+
+/// Overwrites and deletes a file; whether there was one.
+fn scrub(path: &Path) -> io::Result<bool> {
+    match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => erase(&mut file?)?,
+    }
+    fs::remove_file(path)?;
+    Ok(true)
 }
 
 /// Overwrites what is in a file.
@@ -173,6 +210,7 @@ impl Conversations for Shelf {
     }
 
     fn search(&self, words: &str) -> Held<Vec<Found>> {
+        let _turn = self.searching.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, _) = self.list()?;
         let secret = self.secret()?;
         // One that is deleted meanwhile is not found.
@@ -195,6 +233,8 @@ impl Conversations for Shelf {
         let now_ms = clock::unix_ms();
         let files = self.files();
         let before = match self.read(id) {
+            // It was deleted: what is said of it does not bring it back.
+            Err(Refusal::Unknown) if change.messages.is_empty() => return Err(Refusal::Unknown),
             Err(Refusal::Unknown) if files.len() >= MOST => {
                 let why = format!("{MOST} conversations are kept here, which is the most; delete some");
                 return Err(Refusal::Full(why));
@@ -220,17 +260,14 @@ impl Conversations for Shelf {
     }
 
     fn remove(&self, id: &str) -> Held<()> {
-        let path = self.folder().join(id);
-        if !is_id(id) || !path.exists() {
+        if !is_id(id) {
             return Err(Refusal::Unknown);
         }
         let _lock = self.lock()?;
-        let gone = || {
-            erase(&mut OpenOptions::new().write(true).open(&path)?)?;
-            fs::remove_file(&path)?;
-            File::open(self.folder())?.sync_all()
-        };
-        gone().map_err(broken)
+        if !scrub(&self.folder().join(id)).map_err(broken)? {
+            return Err(Refusal::Unknown);
+        }
+        File::open(self.folder()).and_then(|folder| folder.sync_all()).map_err(broken)
     }
 
     fn presets(&self) -> Held<Vec<Preset>> {
@@ -241,8 +278,14 @@ impl Conversations for Shelf {
     }
 
     fn keep_presets(&self, presets: Vec<Preset>) -> Held<()> {
+        let text = serde_json::to_string(&presets).map_err(broken)?;
+        if text.len() > MAX_BYTES {
+            let why =
+                format!("presets have at most {} MiB together; shorten or delete some", MAX_BYTES >> 20);
+            return Err(Refusal::Full(why));
+        }
         let _lock = self.lock()?;
-        self.write(PRESETS, &[serde_json::to_string(&presets).map_err(broken)?])
+        self.write(PRESETS, &[text])
     }
 }
 
@@ -327,7 +370,48 @@ mod tests {
             vec![Preset { name: "short".into(), system: "Answer in a word.".into(), sampling: Map::new() }];
         shelf.keep_presets(presets.clone()).unwrap();
         assert_eq!(shelf.presets().unwrap(), presets);
+        let long = Preset { system: "x".repeat(MAX_BYTES), ..presets[0].clone() };
+        assert!(matches!(shelf.keep_presets(vec![long]), Err(Refusal::Full(_))));
+        assert_eq!(shelf.presets().unwrap(), presets, "those before stay");
         assert!(shelf.list().unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_goes_with_the_next_change() {
+        let home = TempDir::new().unwrap();
+        let shelf = Shelf::of(home.path());
+        shelf.change(ID, says("the otter asks for a lantern")).unwrap();
+        let fresh = shelf.folder().join(format!("{ID}.new"));
+        fs::copy(shelf.folder().join(ID), &fresh).unwrap();
+        let mut held = File::open(&fresh).unwrap();
+        shelf.remove(ID).unwrap();
+        let mut left = Vec::new();
+        held.read_to_end(&mut left).unwrap();
+        assert!(!left.is_empty() && left.iter().all(|byte| *byte == 0), "its bytes are overwritten");
+        assert_eq!(fs::read_dir(shelf.folder()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_reader_of_a_file_that_is_replaced_reads_the_next_one() {
+        let home = TempDir::new().unwrap();
+        let shelf = Shelf::of(home.path());
+        shelf.change(ID, says("one")).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| (0..60).for_each(|_| drop(shelf.change(ID, says("one")).unwrap())));
+            while !writer.is_finished() {
+                assert_eq!(shelf.read(ID).unwrap().messages.len(), 1);
+            }
+        });
+    }
+
+    #[test]
+    fn only_messages_begin_a_conversation() {
+        let home = TempDir::new().unwrap();
+        let shelf = Shelf::of(home.path());
+        let named = Change { title: Some("Lights".into()), ..Change::default() };
+        assert_eq!(shelf.change(ID, named.clone()), Err(Refusal::Unknown));
+        shelf.change(ID, says("one")).unwrap();
+        assert_eq!(shelf.change(ID, named).unwrap().title, "Lights");
     }
 
     #[test]

@@ -11,13 +11,13 @@
 //!
 //! Several servers of one folder count together: what was taken is added to the file under `api-keys.lock`, and a server reads the
 //! file again when another has changed it. A thread of its own writes, so that an answer never waits for a disk. The files belong to
-//! the owner of the folder, so that a service can read the key that root made for it.
+//! the owner of the folder, so that a service can read the key that root made for it; links that lie there are not followed.
 //!
 //! Limits: [`MAX_KEYS`] keys; [`MAX_LINES`] lines wait for the disk, those beyond are left out of the log and counted there.
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -101,20 +101,29 @@ pub fn list(home: &Path) -> Result<Vec<Key>> {
 fn locked<T>(home: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     fs::create_dir_all(home).map_err(|error| shard::Error::io(home, error))?;
     let path = home.join("api-keys.lock");
-    use std::os::unix::fs::OpenOptionsExt;
-    let lock = fs::OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
+    let lock = writable(fs::OpenOptions::new().write(true), &path);
     let lock = lock.map_err(|error| shard::Error::io(&path, error))?;
     give_to_owner(home, &path);
     lock.lock().map_err(|error| shard::Error::io(&path, error))?;
     work()
 }
 
-/// A file that another user than the owner of `home` wrote, such as root for a service, is handed to the owner.
+/// Opens a file of the folder, or makes it. A link is refused: the owner of the folder may have less rights than this process.
+fn writable(options: &mut fs::OpenOptions, path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    options.create(true).truncate(false).mode(0o600).custom_flags(no_link).open(path)
+}
+
+/// A file that another user than the owner of `home` wrote, such as root for a service, is handed to the owner. What has a
+/// second name, or is no file, stays as it is.
 fn give_to_owner(home: &Path, file: &Path) {
-    use std::os::unix::fs::{MetadataExt, chown};
-    let (Ok(folder), Ok(about)) = (fs::metadata(home), fs::metadata(file)) else { return };
+    use std::os::unix::fs::{MetadataExt, lchown};
+    let (Ok(folder), Ok(about)) = (fs::metadata(home), fs::symlink_metadata(file)) else { return };
     if folder.uid() != about.uid()
-        && let Err(error) = chown(file, Some(folder.uid()), Some(folder.gid()))
+        && about.is_file()
+        && about.nlink() == 1
+        && let Err(error) = lchown(file, Some(folder.uid()), Some(folder.gid()))
     {
         tracing::warn!(%error, "the owner of the folder cannot read {}", file.display());
     }
@@ -208,12 +217,13 @@ struct Ring {
     changed: Condvar,
 }
 
-/// When a file was written, and its length.
-type Seen = Option<(SystemTime, u64)>;
+/// Which file it is, when it was written, and its length.
+type Seen = Option<(u64, SystemTime, u64)>;
 
 fn seen(file: &Path) -> Seen {
+    use std::os::unix::fs::MetadataExt;
     let about = fs::metadata(file).ok()?;
-    Some((about.modified().ok()?, about.len()))
+    Some((about.ino(), about.modified().ok()?, about.len()))
 }
 
 #[derive(Debug, Default)]
@@ -355,39 +365,41 @@ impl Ring {
         loop {
             if !state.is_written() {
                 let (fresh, mut lines) = (state.fresh.clone(), std::mem::take(&mut state.lines));
-                match std::mem::take(&mut state.left_out) {
-                    0 => {}
-                    left_out => lines.push(json!({ "time_s": now_s(), "left_out": left_out }).to_string()),
+                let left_out = std::mem::take(&mut state.left_out);
+                // Lines that are lost with this writing.
+                let lost = left_out + lines.len() as u64;
+                if left_out > 0 {
+                    lines.push(json!({ "time_s": now_s(), "left_out": left_out }).to_string());
                 }
                 state.writing = true;
                 drop(state);
-                let written = locked(&self.home, || {
-                    self.log(&lines)?;
-                    self.count(&fresh)
+                let (mut counted, home) = (None, &self.home);
+                let logged = locked(home, || {
+                    // While the lock is held, what is seen of the file is what was read.
+                    counted = Some((self.count(&fresh)?, seen(&used_file(home))));
+                    self.log(&lines)
                 });
                 state = self.lock();
                 state.writing = false;
-                match written {
-                    Ok(used) => {
-                        state.used = used;
-                        state.used_seen = seen(&used_file(&self.home));
-                        // What came meanwhile is still to be written.
-                        if state.fresh.day == fresh.day {
-                            for (name, rest) in &mut state.fresh.tokens {
-                                *rest -= fresh.tokens.get(name).copied().unwrap_or(0);
-                            }
-                            state.fresh.tokens.retain(|_, tokens| *tokens > 0);
+                if let Some(counted) = counted {
+                    (state.used, state.used_seen) = counted;
+                    // What came meanwhile is still to be written.
+                    if state.fresh.day == fresh.day {
+                        for (name, rest) in &mut state.fresh.tokens {
+                            *rest -= fresh.tokens.get(name).copied().unwrap_or(0);
                         }
+                        state.fresh.tokens.retain(|_, tokens| *tokens > 0);
                     }
-                    Err(error) => {
-                        tracing::warn!(%error, "what answers took is not written down");
-                        if state.over {
-                            break;
-                        }
-                        // What was taken counts all the same, and is written later; the lines are lost.
-                        let waited = self.changed.wait_timeout(state, AGAIN);
-                        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                if let Err(error) = logged {
+                    tracing::warn!(%error, "what answers took is not written down");
+                    // What was taken counts all the same, and is written later; of the lines their number is.
+                    state.left_out += lost;
+                    if state.over {
+                        break;
                     }
+                    let waited = self.changed.wait_timeout(state, AGAIN);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 self.changed.notify_all();
                 continue;
@@ -413,12 +425,11 @@ impl Ring {
 
     /// Adds lines to the log. The lock is held.
     fn log(&self, lines: &[String]) -> Result<()> {
-        use std::os::unix::fs::OpenOptionsExt;
         let file = self.home.join("audit.jsonl");
-        if fs::metadata(&file).is_ok_and(|about| about.len() > MAX_AUDIT) {
+        if fs::symlink_metadata(&file).is_ok_and(|about| about.len() > MAX_AUDIT) {
             fs::rename(&file, self.home.join("audit.1.jsonl"))?;
         }
-        let mut out = fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&file)?;
+        let mut out = writable(fs::OpenOptions::new().append(true), &file)?;
         out.write_all(lines.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;
         give_to_owner(&self.home, &file);
         Ok(())
@@ -531,6 +542,49 @@ mod tests {
         assert!(servers[1].ring.admit_at("ann", noon).is_err(), "the other one reads it");
         let text = fs::read_to_string(home.path().join("audit.jsonl")).unwrap();
         assert_eq!(text.lines().count(), 9, "no line is lost between two");
+    }
+
+    #[test]
+    fn links_that_lie_in_the_folder_are_not_followed() {
+        use std::os::unix::fs::symlink;
+        let (home, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let [victim, missing] = ["victim", "missing"].map(|name| outside.path().join(name));
+        fs::write(&victim, "precious").unwrap();
+        symlink(&victim, home.path().join("api-keys.json.new")).unwrap();
+        add(home.path(), "ann", None, 7).unwrap();
+        assert_eq!(list(home.path()).unwrap().len(), 1);
+        let log = home.path().join("audit.jsonl");
+        symlink(&victim, &log).unwrap();
+        let ring = KeyRing::open(home.path()).unwrap();
+        ring.ring.took_at(Some("ann"), &taken(4), DAY_S);
+        // It tries until the ring is dropped, and counts what was taken all the same.
+        drop(ring);
+        assert_eq!(used_today(home.path(), DAY_S).unwrap().get("ann"), Some(&7));
+        fs::remove_file(home.path().join("api-keys.lock")).unwrap();
+        symlink(&missing, home.path().join("api-keys.lock")).unwrap();
+        assert!(add(home.path(), "ben", None, 7).is_err());
+        assert_eq!((fs::read_to_string(&victim).unwrap().as_str(), missing.exists()), ("precious", false));
+    }
+
+    #[test]
+    fn lines_that_could_not_be_written_are_counted_in_the_log() {
+        let home = tempfile::tempdir().unwrap();
+        let log = home.path().join("audit.jsonl");
+        fs::create_dir(&log).unwrap();
+        let ring = KeyRing::open(home.path()).unwrap();
+        ring.ring.took_at(Some("ann"), &taken(4), DAY_S);
+        let mut state = ring.ring.lock();
+        while state.left_out == 0 || state.writing {
+            state = ring.ring.changed.wait_timeout(state, Duration::from_millis(10)).unwrap().0;
+        }
+        assert_eq!(state.taken("ann", 1), 7, "once, though it was written");
+        drop(state);
+        fs::remove_dir(&log).unwrap();
+        drop(ring);
+        let text = fs::read_to_string(&log).unwrap();
+        let line: serde_json::Value = serde_json::from_str(text.trim()).unwrap();
+        assert_eq!(line["left_out"], 1, "{text}");
+        assert_eq!(used_today(home.path(), DAY_S).unwrap().get("ann"), Some(&7));
     }
 
     #[test]

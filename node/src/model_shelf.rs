@@ -8,6 +8,7 @@
 //! Bounds: one pull at a time; [`LINES`] unread lines of it, after which it waits.
 
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -16,6 +17,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use api::{
@@ -38,6 +40,8 @@ use crate::{
 const LINES: usize = 64;
 /// Longest line and longest complaint of a command.
 const MAX_LINE: u64 = 64 << 10;
+/// Pause between two looks whether a command that says nothing more has ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The models of one data folder.
 #[derive(Debug)]
@@ -154,15 +158,20 @@ impl Library for ModelShelf {
         let child = command.and_then(|mut command| command.spawn());
         let child =
             child.map_err(|error| Failure::Internal { why: format!("it cannot be fetched: {error}") })?;
-        let (sender, lines) = mpsc::channel(LINES);
-        let child = Arc::new(Mutex::new(child));
-        let stop = Stop(child.clone());
-        thread::spawn(move || tell(&child, &sender, turn));
-        let lines = stream::unfold((lines, stop), |(mut lines, stop)| async move {
-            Some((lines.recv().await?, (lines, stop)))
-        });
-        Ok(lines.boxed())
+        Ok(follow(child, turn))
     }
+}
+
+/// The lines of a command, which ends with their reader.
+fn follow(child: Child, turn: Turn) -> BoxStream<'static, Value> {
+    let (sender, lines) = mpsc::channel(LINES);
+    let child = Arc::new(Mutex::new(child));
+    let stop = Stop(child.clone());
+    thread::spawn(move || tell(&child, &sender, turn));
+    let lines = stream::unfold((lines, stop), |(mut lines, stop)| async move {
+        Some((lines.recv().await?, (lines, stop)))
+    });
+    lines.boxed()
 }
 
 /// The right to fetch, given back when it is dropped.
@@ -196,6 +205,8 @@ fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<Value>, _turn: Turn) {
         let mut child = lock(child);
         (child.stdout.take(), child.stderr.take())
     };
+    // Read beside the lines: a command that complains at length must not wait for a reader of it.
+    let said = errors.map(|errors| thread::spawn(move || tail(errors)));
     let mut done = false;
     let mut out = out.map(BufReader::new);
     while let Some(out) = &mut out {
@@ -210,12 +221,28 @@ fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<Value>, _turn: Turn) {
             break;
         }
     }
-    let mut said = String::new();
-    if let Some(errors) = errors.filter(|_| !done && !lines.is_closed()) {
-        let _ = errors.take(MAX_LINE).read_to_string(&mut said);
+    // Its reader may go while it ends: the lock is free between two looks.
+    let is_over = || !matches!(lock(child).try_wait(), Ok(None));
+    while !is_over() {
+        if lines.is_closed() {
+            let _ = lock(child).kill();
+        }
+        thread::sleep(LOOK);
+    }
+    if !done && !lines.is_closed() {
+        let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
         let _ = lines.blocking_send(json!({"event": "failed", "why": complaint(&said)}));
     }
-    let _ = lock(child).wait();
+}
+
+/// The end of a text, at most [`MAX_LINE`] bytes of it.
+fn tail(mut from: impl Read) -> String {
+    let (mut end, mut part) = (VecDeque::new(), [0; 4096]);
+    while let Ok(read @ 1..) = from.read(&mut part) {
+        end.extend(&part[..read]);
+        end.drain(..end.len().saturating_sub(MAX_LINE as usize));
+    }
+    String::from_utf8_lossy(end.make_contiguous()).into_owned()
 }
 
 #[cfg(test)]
@@ -247,5 +274,35 @@ mod tests {
         assert!(matches!(shelf.pull(&found[0].name), Err(Failure::Busy { .. })), "one at a time");
         drop(turn);
         assert!(Turn::take(&shelf.pulling).is_some());
+    }
+
+    fn command(script: &str) -> Child {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    #[test]
+    fn a_command_ends_with_its_reader() {
+        let pulling = Arc::<AtomicBool>::default();
+        let wait = "echo '{\"event\": \"moved\"}'; exec sleep 3600";
+        // One that goes on, and one that has closed its output and goes on.
+        for script in [wait.to_owned(), wait.replace("exec sleep", "exec >&- 2>&-; exec sleep")] {
+            let mut lines = follow(command(&script), Turn::take(&pulling).unwrap());
+            let first = futures::executor::block_on(lines.next()).unwrap();
+            assert_eq!(first["event"], "moved");
+            drop(lines);
+            while pulling.load(Ordering::Acquire) {
+                thread::sleep(LOOK);
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_long_complaint_is_told() {
+        let script = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo >&2; echo 'error: no room' >&2; exit 1";
+        let turn = Turn::take(&Arc::default()).unwrap();
+        let lines: Vec<_> = futures::executor::block_on(follow(command(script), turn).collect());
+        assert_eq!(lines, [json!({"event": "failed", "why": "no room"})]);
     }
 }

@@ -190,6 +190,15 @@ check('code is colored, formulas are drawn, and both stay text where they are ne
   assert.equal(await page.locator('.formula.wide math[display=block]').count(), 1);
   assert.match(await page.innerText('.text > p'), /It costs \$5 and \$6, and .* holds; \$\\nosuch\{x\}\$ does not\./s);
   assert.equal(await page.locator('.formula [style], .formula [href], .formula [class]').count(), 0);
+  await page.click('#fresh');
+  const far = await ask(view, 'Far');
+  far.token('$a\\raisebox{-90em}{b}$ $\\hspace{-80em}c$ $\\kern{-70em}d$ $x\\quad y$');
+  far.end();
+  await page.waitForSelector('.badge');
+  await until(page, () => document.querySelectorAll('.formula math').length === 4);
+  const drawn = await page.evaluate(() => [...document.querySelectorAll('.formula')].map((one) => one.innerHTML.replace(/alttext="[^"]*"/, '')));
+  assert.ok(!drawn.some((one) => /[789]0em/.test(one)), drawn.join());
+  assert.match(drawn[3], /="1em"/, 'a space of usual length stays');
   await shot(page, 'formulas');
   await view.close();
 });
@@ -245,6 +254,92 @@ check('a node that keeps nothing says so, and the conversation goes on in the ta
   await answer(view, await ask(view, 'and again?'), 'yes');
   const [kept] = fake.kept.values();
   assert.deepEqual(kept.messages.map(({ content }) => content), ['hello', 'hi', 'and again?', 'yes'], 'what it missed comes with the next change');
+  await view.close();
+});
+
+check('what the node missed is sent with the next message, whatever was kept in between', async () => {
+  const view = await open({ expect: /404/ });
+  const { page, fake } = view;
+  await ready(page);
+  await page.click('#sampling summary');
+  await page.fill('#system', 'Be brief.');
+  await page.keyboard.press('Escape');
+  await answer(view, await ask(view, 'one'), 'first');
+  fake.keepsNot = true;
+  const stream = await ask(view, 'two');
+  stream.token('second');
+  stream.end();
+  await page.waitForSelector('.turn.answer:last-child .badge');
+  await page.waitForSelector('#history-note.fault:text("in this tab only")');
+  fake.keepsNot = false;
+  await page.click('.kept.open .more summary');
+  await page.click('.kept.open button:text("Rename")');
+  await page.keyboard.type('Lights');
+  await page.keyboard.press('Enter');
+  await until(page, () => document.querySelector('.kept .title').innerText === 'Lights');
+  await page.waitForSelector('#history-note.fault:text("not kept whole")');
+  // Another conversation has other settings, which are not this one's.
+  fake.kept.set('ab'.repeat(16), long(2));
+  const third = await ask(view, 'three');
+  await page.reload({ waitUntil: 'commit' }).catch(() => {});
+  await ready(page);
+  third.end();
+  const [kept] = [...fake.kept.values()].filter(({ title }) => title === 'Lights');
+  assert.deepEqual(kept.messages.filter(({ role }) => role === 'user').map(({ content }) => content), ['one', 'two', 'three']);
+  assert.equal(kept.messages[3].content, 'second');
+  assert.equal(kept.system, 'Be brief.');
+  assert.equal(kept.messages.at(-1).about.asked.system, undefined, 'instructions are kept once');
+  await view.close();
+});
+
+check('a deletion that fails is said, and the conversation goes on being kept', async () => {
+  const view = await open({ expect: /500/ });
+  const { page, fake } = view;
+  await ready(page);
+  const stream = await ask(view, 'one');
+  // A long thought whose cut falls within a character is text all the same.
+  stream.thought(`${'x'.repeat(5_999)}\u{1f98a}`);
+  await answer(view, stream, 'first');
+  const [kept] = fake.kept.values();
+  assert.ok(kept.messages[1].about.thought.isWellFormed());
+  fake.breaks = 'DELETE';
+  await page.click('.kept.open .more summary');
+  await page.click('.kept.open button:text("Delete")');
+  await page.click('.kept.open button:text("Delete for good")');
+  await page.waitForSelector('#history-note.fault:text("is not deleted: the disk is full")');
+  assert.equal(await page.locator('.turn').count(), 2, 'it is still shown');
+  fake.breaks = undefined;
+  await answer(view, await ask(view, 'two'), 'second');
+  assert.deepEqual(fake.kept.get(kept.id).messages.map(({ content }) => content), ['one', 'first', 'two', 'second']);
+  await view.close();
+});
+
+check('presets of other tabs stay, and none is lost when they cannot be read', async () => {
+  const view = await open({ expect: /500/ });
+  const { page, fake } = view;
+  await ready(page);
+  const other = { name: 'Other', system: 'Rhyme.', sampling: {} };
+  fake.presets = [other];
+  const keep = async (name) => {
+    await page.fill('#system', name);
+    await page.fill('#preset-name', name);
+    await page.click('#preset-keep');
+  };
+  await page.click('#sampling summary');
+  await keep('Sailor');
+  await until(page, () => document.querySelector('#preset').selectedOptions[0].text === 'Sailor');
+  assert.deepEqual(fake.presets.map(({ name }) => name), ['Other', 'Sailor']);
+  fake.breaks = 'GET';
+  await keep('Cook');
+  await page.waitForSelector('#history-note.fault:text("the disk is full")', { state: 'attached' });
+  assert.deepEqual(fake.presets.map(({ name }) => name), ['Other', 'Sailor']);
+  assert.equal(await page.inputValue('#preset-name'), 'Cook', 'what was typed stays');
+  fake.breaks = undefined;
+  fake.presets = [fake.presets[1], other];
+  await page.selectOption('#preset', { label: 'Sailor' });
+  await page.click('#preset-drop');
+  await until(page, () => document.querySelector('#preset').options.length === 2);
+  assert.deepEqual(fake.presets, [other], 'the one of that name, wherever it stands');
   await view.close();
 });
 

@@ -176,6 +176,7 @@ export class Fake {
   /** Conversations and presets, as api/src/conversations.rs keeps them. */
   keep(method, pathname, body, json) {
     if (this.keepsNot) return json(404, { error: { message: 'this API keeps no conversations' } });
+    if (this.breaks === method) return json(500, { error: { message: 'the disk is full' } });
     if (pathname === '/presets') return json(200, { presets: method === 'POST' ? (this.presets = body.presets) : this.presets });
     const summary = ({ id, title, created_ms, changed_ms, messages }) => ({ id, title, created_ms, changed_ms, messages: messages.length });
     const all = [...this.kept.values()].sort((a, b) => b.changed_ms - a.changed_ms);
@@ -190,6 +191,7 @@ export class Fake {
     if (method !== 'POST' && !known) return json(404, { error: { message: 'there is no such conversation' } });
     if (method === 'GET') return json(200, known);
     if (method === 'DELETE') return json(200, { deleted: this.kept.delete(id) });
+    if (!known && !body.messages?.length) return json(404, { error: { message: 'there is no such conversation' } });
     const { messages = [], title, ...more } = body;
     const one = { id, named: false, created_ms: Date.now(), title: '', system: '', sampling: {}, leaf: null, messages: [], ...known, ...more, changed_ms: Date.now() };
     for (const message of messages) {

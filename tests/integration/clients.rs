@@ -34,14 +34,12 @@ impl Drop for Serving {
 
 /// Starts `shoal serve` and waits until it answers; where it does.
 pub(crate) fn serve(home: &Path, token: &Path, args: &[&str]) -> (Serving, String) {
-    let mut child = Command::new(binary())
-        .args(["serve", "--json", "--listen", "127.0.0.1:0", "--token-file"])
-        .arg(token)
-        .args(args)
-        .env("SHOAL_HOME", home)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("shoal starts");
+    let mut command = Command::new(binary());
+    command.args(["serve", "--json", "--listen", "127.0.0.1:0"]).args(args);
+    if !args.contains(&"--no-token") {
+        command.arg("--token-file").arg(token);
+    }
+    let mut child = command.env("SHOAL_HOME", home).stdout(Stdio::piped()).spawn().expect("shoal starts");
     let mut lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
     let serving = Serving(child);
     let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };

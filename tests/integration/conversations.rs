@@ -34,7 +34,9 @@ fn conversations_are_the_owners_and_deleted_ones_leave_no_byte() {
     let path = format!("/conversations/{ID}");
     let message = json!({"id": "q", "parent": null, "role": "user", "content": "Where do otters sleep?"});
     let change = json!({"leaf": "q", "messages": [message]});
-    for (method, place) in [("GET", "/conversations"), ("POST", path.as_str()), ("GET", "/presets")] {
+    let library = [("GET", "/library"), ("POST", "/library/pull"), ("DELETE", "/library/minnow")];
+    let kept = [("GET", "/conversations"), ("POST", path.as_str()), ("GET", "/presets")];
+    for (method, place) in kept.into_iter().chain(library) {
         assert_eq!(ask(&url, &key, method, place, &change).0, 403, "{method} {place} with another's key");
         assert_eq!(ask(&url, "wrong", method, place, &change).0, 401, "{method} {place} without a key");
     }
@@ -45,6 +47,9 @@ fn conversations_are_the_owners_and_deleted_ones_leave_no_byte() {
     let presets =
         json!({"presets": [{"name": "short", "system": "One word.", "sampling": {"temperature": 0}}]});
     assert_eq!(ask(&url, &token, "POST", "/presets", &presets).0, 200);
+
+    let unknown = format!("/conversations/{}", ID.replace('0', "f"));
+    assert_eq!(ask(&url, &token, "POST", &unknown, &json!({"title": "Lights"})).0, 404);
 
     // Another process finds it again.
     drop(serving);
@@ -66,4 +71,21 @@ fn conversations_are_the_owners_and_deleted_ones_leave_no_byte() {
     // The last line of the file holds the words.
     let words = sealed.trim_ascii_end().rsplit(|byte| *byte == b'\n').next().unwrap();
     assert!(!file.exists() && !has(&all, &words[..64]) && !has(&all, ID.as_bytes()));
+}
+
+#[test]
+fn an_api_without_a_token_changes_nothing_of_the_owners() {
+    let shoal = Shoal::new();
+    let (_serving, url) = serve(shoal.home(), &shoal.home().join("api-token"), &["--no-token"]);
+    let ask = |method: &str, path: &str| {
+        let answer = http::request(&url, "", method, path, &json!({"model": "smollm2"}));
+        (answer.status, answer.body["error"]["message"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(ask("GET", "/library").0, 200);
+    for (method, path) in
+        [("POST", "/library/pull"), ("DELETE", "/library/minnow"), ("GET", "/conversations")]
+    {
+        let (status, why) = ask(method, path);
+        assert!(status == 403 && why.contains("--no-token"), "{method} {path}: {status} {why}");
+    }
 }

@@ -51,13 +51,18 @@ pub fn disk_bytes(bytes: u64, groups: &GroupSet) -> u64 {
     groups.bytes(bytes).saturating_add(super::outboard::encoded_len(bytes)).saturating_add(record)
 }
 
-/// Replaces the file at `path` so that after a crash it is the old one or the new one.
+/// Replaces the file at `path` so that after a crash it is the old one or the new one. What is left of a crash, or lies
+/// there as a link, is removed first. One writer at a time.
 pub fn replace(path: &Path, data: &[&[u8]]) -> Result<(), Error> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let (folder, fresh) = (path.parent().unwrap_or(Path::new(".")), path.with_file_name(name));
     let write = || {
-        let mut file = File::create(&fresh)?;
+        match fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::create_new(&fresh)?;
         data.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
         fs::rename(&fresh, path)?;
