@@ -42,4 +42,5 @@ mod structure;
 mod swarm;
 mod tolerance;
 mod verify;
+mod whole;
 mod wire;

@@ -48,6 +48,9 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
         return last_layer(model);
     };
     let chunk = CHUNK.min(model.context);
+    if model.costs.is_whole() {
+        return whole(model, stage, chunk);
+    }
     let mut bench = Bench::new(stage, chunk)?;
     let (first, few) = (stage.range().start(), body(stage).min(FEW));
     let weight = |start, end| LayerRange::new(start, end).map_or(0.0, |range| model.costs.weight(range, 0));
@@ -64,6 +67,16 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
         None => 0.0,
     };
     Ok(Times { decode_ms, prefill_ms, visit_ms, head_ms })
+}
+
+/// Of a model that is not cut: passes of tokens through all layers and the head, whose time is taken for that of layers.
+fn whole(model: &Loaded, stage: &dyn Executor, chunk: usize) -> Result<Times> {
+    let (mut bench, weight) = (Bench::new(stage, chunk)?, model.costs.weight(stage.range(), 0));
+    let count = stage.range().len();
+    let mut layer_ms = |rows| Ok::<_, crate::Error>(bench.median(0, count, rows, Output::Last)? / weight);
+    let decode_ms = layer_ms(1)?.max(LEAST_MS);
+    let prefill_ms = (layer_ms(chunk)? / chunk as f64).max(LEAST_MS);
+    Ok(Times { decode_ms, prefill_ms, visit_ms: 0.0, head_ms: 0.0 })
 }
 
 /// Of a model that has nothing but the last layer here: layer and head are measured together, and a prompt's token is
@@ -118,14 +131,19 @@ impl<'m> Bench<'m> {
     fn median(&mut self, first: u32, count: u32, rows: usize, output: Output) -> Result<f64> {
         let Some(layers) = LayerRange::new(first, first + count) else { return Ok(0.0) };
         let mut state = self.stage.new_state_of(layers)?;
-        let values = &self.rows[..rows * self.stage.blueprint().hidden];
+        let (values, tokens) = (&self.rows[..rows * self.stage.blueprint().hidden], vec![0; rows]);
+        // Layers that read the token itself take nothing else.
+        let input = match self.stage.blueprint().per_layer {
+            Some(_) => Input::Tokens(&tokens),
+            None => Input::Activations(values),
+        };
         let mut times = Vec::with_capacity(MOST_RUNS);
         let started = Instant::now();
         // The first run faults pages in and sizes scratch memory.
         for run in 0..=MOST_RUNS {
             state.rewind(0);
             let before = Instant::now();
-            let item = Item { state: &mut state, input: Input::Activations(values), output };
+            let item = Item { state: &mut state, input, output };
             self.stage.run(&mut self.workspace, layers, &Rounding::NONE, &mut [item])?;
             if run > 0 {
                 times.push(before.elapsed().as_secs_f64() * 1e3);
