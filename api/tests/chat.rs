@@ -303,14 +303,19 @@ async fn every_described_route_exists_and_metrics_name_no_one() {
     let document = api.get("/openapi.json").await.json();
     for (path, operations) in document["paths"].as_object().unwrap() {
         for method in operations.as_object().unwrap().keys() {
-            let path = path.replace("{model}", "fake-7b");
+            let path = path.replace("{model}", "fake-7b").replace("{conversation}", &"0".repeat(32));
             if path == "/swarm/events" {
                 continue;
             }
             let reply = match method.as_str() {
                 "get" => api.get(&path).await,
+                "delete" => api.delete(&path).await,
                 _ => api.post(&path, &json!({})).await,
             };
+            // What a page keeps needs a place, which this API was not given: the route says so itself.
+            if reply.status == 404 && reply.text().contains("this API keeps no") {
+                continue;
+            }
             assert!(![404, 405, 500].contains(&reply.status), "{method} {path}: {}", reply.status);
         }
     }

@@ -104,6 +104,11 @@ impl Api {
         self.send("GET", path, &[("Host", &self.host()), ("Authorization", &bearer)], b"").await
     }
 
+    pub async fn delete(&self, path: &str) -> Reply {
+        let bearer = format!("Bearer {TOKEN}");
+        self.send("DELETE", path, &[("Host", &self.host()), ("Authorization", &bearer)], b"").await
+    }
+
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
         self.post_with(path, body, &[]).await
     }
