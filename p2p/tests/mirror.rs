@@ -15,7 +15,7 @@ use std::{
 };
 
 use p2p::blob::{
-    Error, Event, GROUP_BYTES, GroupSet, Held, HttpSource, Options, Outboard, Pace, PeerSource, Report,
+    Error, Event, Form, GROUP_BYTES, GroupSet, Held, HttpSource, Options, Outboard, Pace, PeerSource, Report,
     Shelf, Source, SparseFile, plain, pull, serve, source,
 };
 use scheduler::ModelId;
@@ -180,8 +180,8 @@ impl Site {
         let held = Held::open(self.tree.id(), path, obao, None).unwrap();
         let shelf = Arc::new(One(self.tree.id(), Arc::new(held)));
         let (asker, answerer) = tokio::io::duplex(1 << 16);
-        tokio::spawn(async move { serve(answerer, shelf, &Default::default()).await });
-        Box::new(PeerSource::new("peer", asker))
+        tokio::spawn(async move { serve(answerer, Form::Packed, shelf, &Default::default()).await });
+        Box::new(PeerSource::new("peer", asker, Form::Packed).unwrap())
     }
 }
 
