@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::binary;
 
 /// A node that has not said something after this long never will.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A running `shoal join`.
 pub struct Node {

@@ -9,7 +9,7 @@ use p2p::{Config, Event, Events, Network};
 use scheduler::{Claim, NodeId, OperatorId};
 
 /// Longer than anything here takes on a loaded machine; a test that reaches it has failed.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 pub const TCP: &str = "/ip4/127.0.0.1/tcp/0";
 pub const QUIC: &str = "/ip4/127.0.0.1/udp/0/quic-v1";
