@@ -57,6 +57,15 @@ pub(super) fn fits(expected_ms: f64, measured_ms: f64) -> bool {
     (expected_ms - measured_ms).abs() <= TOLERANCE * expected_ms.max(measured_ms) + SLACK_MS
 }
 
+/// Which of `centers` is nearest, the first of equals, and how far it is, ms.
+fn nearest<'a>(
+    centers: impl IntoIterator<Item = &'a Coordinate>,
+    coordinate: &Coordinate,
+) -> Option<(usize, f64)> {
+    let away = centers.into_iter().map(|center| center.across_ms(coordinate)).enumerate();
+    away.min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
 impl Atlas {
     pub fn get(&self, node: NodeId) -> Option<&Placed> {
         self.placed.get(&node)
@@ -118,18 +127,16 @@ impl Atlas {
 
     /// The nearest region and the node's way to the middle of it, one way in ms.
     fn locate(&self, coordinate: &Coordinate) -> (u16, f64) {
-        let away = self.centers.iter().map(|center| center.across_ms(coordinate)).zip(0u16..);
-        let (across_ms, region) = away.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, 0));
+        let (region, across_ms) = nearest(&self.centers, coordinate).unwrap_or((0, 0.0));
         // Within a region its own width counts; beyond its rim the way there does.
-        (region, (coordinate.height_ms() + (across_ms - NEAR_MS).max(0.0)) / 2.0)
+        (region as u16, (coordinate.height_ms() + (across_ms - NEAR_MS).max(0.0)) / 2.0)
     }
 
     fn find(&mut self) {
         self.changes = 0;
         let mut found: Vec<(usize, Coordinate)> = Vec::new();
         for placed in self.placed.values().filter(|placed| placed.believed) {
-            let away = found.iter().map(|(_, center)| center.across_ms(&placed.coordinate)).enumerate();
-            match away.min_by(|a, b| a.1.total_cmp(&b.1)) {
+            match nearest(found.iter().map(|(_, center)| center), &placed.coordinate) {
                 Some((at, ms)) if ms <= NEAR_MS || found.len() == MAX_CANDIDATES => found[at].0 += 1,
                 _ => found.push((1, placed.coordinate)),
             }
@@ -161,8 +168,7 @@ impl Atlas {
         let n = self.centers.len();
         let mut sums = vec![([0.0f64; crate::coordinate::AXES], 0.0f64); n];
         let near = |atlas: &Self, placed: &Placed| {
-            let away = atlas.centers.iter().map(|center| center.across_ms(&placed.coordinate)).enumerate();
-            away.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|found| found.1 <= NEAR_MS)
+            nearest(&atlas.centers, &placed.coordinate).filter(|found| found.1 <= NEAR_MS)
         };
         for placed in self.placed.values().filter(|placed| placed.believed) {
             if let Some((at, _)) = near(self, placed) {
