@@ -188,7 +188,7 @@ impl WireChoice {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Draft {
-    /// Everything that costs nothing where it does not help: lookup and grammar.
+    /// Everything that there is: lookup, grammar, and the draft model that the node was started with, if it was.
     #[default]
     Auto,
     /// Nothing: one token a pass.
@@ -204,11 +204,33 @@ pub struct DraftBy {
     pub lookup: bool,
     /// What the form of the answer leaves no choice about.
     pub grammar: bool,
+    /// What a smaller model of the same vocabulary would say: its name.
+    pub model: Option<String>,
 }
+
+/// Longest name of a draft model, bytes: a path of a file may stand for it.
+const MAX_MODEL_NAME: usize = 4096;
 
 impl Draft {
     /// What a refusal says behind the name of the field.
-    pub const MUST: &'static str = "must be auto, off, or a list of lookup and grammar";
+    pub const MUST: &'static str =
+        "must be auto, off, or a list of lookup and grammar and the name of one model";
+
+    /// What is said where `model` was named and is not what drafts.
+    pub fn no_model(model: &str) -> String {
+        format!(
+            "{}; no model \"{model}\" drafts here: start `shoal join` or `shoal serve` with --draft {model}",
+            Self::MUST
+        )
+    }
+
+    /// The model that is to draft, by name.
+    pub fn model(&self) -> Option<&str> {
+        match self {
+            Self::By(by) => by.model.as_deref(),
+            Self::Auto | Self::Off => None,
+        }
+    }
 
     /// Whether text may be looked up.
     pub fn lookup(&self) -> bool {
@@ -232,9 +254,15 @@ impl FromStr for Draft {
         }
         let mut by = DraftBy::default();
         for word in text.split(',') {
+            let reserved = ["auto", "off", "none", "lookup", "grammar"];
+            let is_name = !word.trim().is_empty()
+                && word.len() <= MAX_MODEL_NAME
+                && !word.contains(char::is_control)
+                && !reserved.iter().any(|known| known.eq_ignore_ascii_case(word));
             match word {
                 "lookup" => by.lookup = true,
                 "grammar" => by.grammar = true,
+                name if is_name && by.model.is_none() => by.model = Some(name.to_owned()),
                 _ => return Err(format!("{}, not \"{word}\"", Self::MUST)),
             }
         }
@@ -250,6 +278,7 @@ impl fmt::Display for Draft {
             Self::By(by) => {
                 let words = [(by.lookup, "lookup"), (by.grammar, "grammar")];
                 let words = words.into_iter().filter(|(chosen, _)| *chosen).map(|(_, word)| word);
+                let words = words.chain(by.model.as_deref());
                 f.write_str(&words.collect::<Vec<_>>().join(","))
             }
         }
@@ -289,19 +318,25 @@ mod tests {
 
     #[test]
     fn drafters_are_read_as_they_are_written() {
-        for text in ["auto", "off", "lookup", "grammar", "lookup,grammar"] {
+        for text in
+            ["auto", "off", "lookup", "grammar", "lookup,grammar", "minnow", "lookup,grammar,./a b.gguf"]
+        {
             let draft: Draft = text.parse().unwrap();
             assert_eq!(draft.to_string(), text);
             assert_eq!(serde_json::from_str::<Draft>(&format!("\"{text}\"")).unwrap(), draft);
         }
         assert_eq!("none".parse(), Ok(Draft::Off));
-        assert_eq!("grammar,grammar".parse(), Ok(Draft::By(DraftBy { grammar: true, lookup: false })));
-        for text in ["", "lookup,", "auto,lookup", "Lookup", "eagle"] {
+        assert_eq!("grammar,grammar".parse(), Ok(Draft::By(DraftBy { grammar: true, ..DraftBy::default() })));
+        for text in ["", "lookup,", "auto,lookup", "Lookup", "minnow,eagle", "mi\nnow", " "] {
             let why = text.parse::<Draft>().unwrap_err();
             assert!(why.starts_with(Draft::MUST), "{why}");
         }
         assert!(
             Draft::Auto.lookup() && Draft::Auto.grammar() && !Draft::Off.lookup() && !Draft::Off.grammar()
+        );
+        let by: Draft = "grammar,minnow".parse().unwrap();
+        assert!(
+            by.grammar() && !by.lookup() && by.model() == Some("minnow") && Draft::Auto.model().is_none()
         );
     }
 }

@@ -382,8 +382,9 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
-    /// What may draft tokens of an answer, so that a pass confirms several: auto, off, or a list of lookup
-    /// (what followed before) and grammar (what the form of the answer forces); the tokens are the same with any
+    /// What may draft tokens of an answer, so that a pass confirms several: auto, off, or a list of lookup (what
+    /// followed before), grammar (what the form of the answer forces), and the name or file of a smaller model
+    /// with the same vocabulary; the tokens are the same with any
     #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
     pub draft: Draft,
 }

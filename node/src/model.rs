@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::choice::Draft;
 use shard::{
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
@@ -38,13 +39,27 @@ pub struct Model {
     pub executor: Box<dyn Executor>,
     /// Most positions a session may hold.
     pub ctx: usize,
+    /// The model that drafts for it, if one does.
+    pub drafter: Option<ModelDrafter>,
     /// The processors its threads are bound to, claimed for as long as it is there.
     _cores: Option<Cores>,
+}
+
+/// A smaller model of the same vocabulary, which drafts ([`crate::drafting`]).
+pub struct ModelDrafter {
+    /// What the user called it.
+    pub name: String,
+    /// All its layers.
+    pub executor: Box<dyn Executor>,
+    /// What a guess of it is believed to take, in parts of a token of the model that it drafts for: what it reads for one.
+    pub share: f64,
 }
 
 /// What a command has opened and claimed, before it confined itself and looked into any of it.
 pub struct Prepared {
     located: Option<Located>,
+    /// The draft model's name and file.
+    drafter: Option<(String, Option<Located>)>,
     threads: usize,
     cores: Option<Cores>,
 }
@@ -56,11 +71,18 @@ impl Prepared {
     /// # Errors
     /// Those of [`library::locate`].
     pub fn confined(args: &EngineArgs) -> Result<Self> {
+        Self::drafted(args, None)
+    }
+
+    /// As [`Self::confined`], with the model that drafts for it.
+    fn drafted(args: &EngineArgs, drafter: Option<&str>) -> Result<Self> {
         let located = library::locate(&args.model)?;
+        let drafter =
+            drafter.map(|name| Ok::<_, Error>((name.to_owned(), library::locate(name)?))).transpose()?;
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let cores = (!args.no_pin).then(|| Cores::claim(threads)).flatten();
         confine::command(&args.device.to_string());
-        Ok(Self { located, threads, cores })
+        Ok(Self { located, drafter, threads, cores })
     }
 
     /// Looks into the file.
@@ -96,10 +118,53 @@ impl Model {
     /// # Errors
     /// As for [`Self::load`].
     pub fn load_confined(args: &EngineArgs) -> Result<Self> {
-        let prepared = Prepared::confined(args)?;
+        Self::load_drafted(args, None)
+    }
+
+    /// As [`Self::load_confined`], with the model that is called `drafter` to draft for it.
+    ///
+    /// # Errors
+    /// As for [`Self::load`] of both, and when their vocabularies differ.
+    pub fn load_drafted(args: &EngineArgs, drafter: Option<&str>) -> Result<Self> {
+        let prepared = Prepared::drafted(args, drafter)?;
         let _waiting = Waiting::start("loading the model");
-        let model = Self::of(prepared.located.as_ref(), args, prepared.device(args)?)?;
+        let device = prepared.device(args)?;
+        let mut model = Self::of(prepared.located.as_ref(), args, device.clone())?;
+        if let Some((name, located)) = &prepared.drafter {
+            model.draft_with(name, located.as_ref(), &device)?;
+        }
         Ok(Self { _cores: prepared.cores, ..model })
+    }
+
+    /// Has the model called `name`, whose file is open already, draft for this one; `None` is the embedded model.
+    ///
+    /// # Errors
+    /// Those of the engine for a file that is not sound, and when the vocabularies differ.
+    pub fn draft_with(&mut self, name: &str, located: Option<&Located>, device: &Device) -> Result<()> {
+        let gguf = Arc::new(library::parse(located)?);
+        let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
+        same_vocabulary((&self.name, &self.tokenizer), (name, &tokenizer))?;
+        let executor = load_whole(&gguf, device, self.ctx.min(context(&gguf, Some(self.ctx))?))?;
+        let bytes = |executor: &dyn Executor| executor.bytes_per_token(0) as f64;
+        let share = bytes(&*executor) / bytes(&*self.executor).max(1.0);
+        self.drafter = Some(ModelDrafter { name: name.to_owned(), executor, share });
+        Ok(())
+    }
+
+    /// The model that drafts where a request says `draft`, if one does.
+    ///
+    /// # Errors
+    /// When it names a model that does not draft here.
+    pub fn drafter_for(&self, draft: &Draft) -> Result<Option<&ModelDrafter>> {
+        let Some(named) = draft.model() else {
+            let takes = *draft == Draft::Auto && self.executor.blueprint().goes_back();
+            return Ok(self.drafter.as_ref().filter(|_| takes));
+        };
+        let meant = |drafter: &&ModelDrafter| {
+            named == drafter.name || named == crate::inference::local::model_name(&drafter.name)
+        };
+        let found = self.drafter.as_ref().filter(meant);
+        found.map(Some).ok_or_else(|| Error::usage(Draft::no_model(named)))
     }
 
     /// Loads a file that is open already, for `device`; `None` is the embedded model.
@@ -112,7 +177,16 @@ impl Model {
         let template = Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string());
         let ctx = context(&gguf, args.ctx)?;
         let executor = load_whole(&gguf, &device, ctx)?;
-        Ok(Self { name: args.model.clone(), gguf, tokenizer, template, executor, ctx, _cores: None })
+        Ok(Self {
+            name: args.model.clone(),
+            gguf,
+            tokenizer,
+            template,
+            executor,
+            ctx,
+            drafter: None,
+            _cores: None,
+        })
     }
 
     /// Buffers for one session, passes of at most [`CHUNK_ROWS`] rows with the logits of `logit_rows` of them.
@@ -120,6 +194,26 @@ impl Model {
         let rows = CHUNK_ROWS.min(self.ctx).max(logit_rows);
         Ok(Workspace::new(&*self.executor, Capacity { rows, items: 1, logit_rows })?)
     }
+}
+
+/// Refuses a draft model whose tokens are others than those of the model that it is to draft for.
+///
+/// # Errors
+/// [`Error::Usage`] with the first token that differs.
+fn same_vocabulary((name, ours): (&str, &Tokenizer), (drafter, theirs): (&str, &Tokenizer)) -> Result<()> {
+    if ours.digest() == theirs.digest() {
+        return Ok(());
+    }
+    let same =
+        |id: &u32| ours.token_text(*id) == theirs.token_text(*id) && ours.kind(*id) == theirs.kind(*id);
+    let (few, many) = (ours.len().min(theirs.len()), ours.len().max(theirs.len()));
+    let first = (0..few as u32).find(|id| !same(id)).unwrap_or(few as u32);
+    Err(Error::usage(format!(
+        "\"{drafter}\" cannot draft for \"{name}\": their vocabularies differ (token {first} of up to {many}, \"{}\" and \"{}\"); \
+         choose a draft model of the same family",
+        theirs.token_text(first),
+        ours.token_text(first)
+    )))
 }
 
 /// All layers and both ends of `gguf`, for sessions of at most `ctx` positions.

@@ -143,6 +143,11 @@ impl Depth {
     /// How many drafts to send of those on offer, of which `chances` are the chances, each where all before it are right;
     /// a draft of `drafting_ms` each has still to be made. 0 while drafting rests.
     pub fn best(&self, chances: &[f64], drafting_ms: f64) -> usize {
+        self.best_beyond(chances, 0, drafting_ms)
+    }
+
+    /// As [`Depth::best`], where the first `made` drafts are made already and cost nothing more.
+    pub fn best_beyond(&self, chances: &[f64], made: usize, drafting_ms: f64) -> usize {
         if self.rest > 0 || (self.share.is_some() && !self.measured) {
             return 0;
         }
@@ -151,7 +156,8 @@ impl Depth {
         for (at, chance) in chances.iter().enumerate() {
             all_right *= if chance.is_finite() { chance.clamp(0.0, 1.0) } else { 0.0 };
             tokens += all_right;
-            let ms = self.step_ms(at as u32 + 2) + drafting_ms.max(0.0) * (at + 1) as f64;
+            let ms =
+                self.step_ms(at as u32 + 2) + drafting_ms.max(0.0) * (at + 1).saturating_sub(made) as f64;
             if tokens / ms > most {
                 (best, most) = (at + 1, tokens / ms);
             }
@@ -177,6 +183,7 @@ impl Depth {
             self.rest = self.rest.saturating_sub(1);
             let believed = self.row_ms;
             self.rows.iter_mut().flatten().for_each(|row| row.taken_ms += FADE * (believed - row.taken_ms));
+            self.settle();
             return;
         }
         if !self.measured {
@@ -190,6 +197,18 @@ impl Depth {
         let row_ms = known.map_or(extra, |known| before(known) + NEW * (extra - before(known)));
         *known = Some(RowCost { seen_ms: row_ms, taken_ms: row_ms });
         self.debt = (self.debt + ms / self.plain_ms - f64::from(tokens)).max(0.0);
+        self.settle();
+    }
+
+    /// Making drafts took `ms` before a step that is told next.
+    pub fn spend(&mut self, ms: f64) {
+        if ms.is_finite() && ms > 0.0 {
+            self.debt += ms / self.plain_ms;
+        }
+    }
+
+    /// Rests where drafts have cost too much in vain.
+    fn settle(&mut self) {
         if self.debt >= DEBT {
             let lost = (self.debt / LOST).min(MOST_LOST_STEPS) as u32;
             (self.rest, self.debt) = (self.next_rest.max(lost), 0.0);
@@ -278,6 +297,19 @@ mod tests {
         }
         assert!(drafted.len() < 40, "{drafted:?}");
         assert!(drafted.last() > Some(&1_800), "it tries again");
+    }
+
+    /// Drafts that take long to make are made only where they bring more, and what they cost in vain counts.
+    #[test]
+    fn what_a_draft_takes_to_make_counts() {
+        let mut depth = Depth::new(100.0, 1.0);
+        assert_eq!(depth.best(&[0.5; 8], 60.0), 0);
+        let (free, dear) = (depth.best_beyond(&[0.5; 8], 2, 60.0), depth.best_beyond(&[0.5; 8], 2, 1.0));
+        assert!(free == 2 && dear > 2, "{free} {dear}");
+        depth.note(1, 1, 100.0);
+        depth.spend(60.0);
+        depth.note(1, 1, 100.0);
+        assert!(depth.rests() && depth.best(&[1.0; 4], 0.0) == 0);
     }
 
     proptest! {

@@ -8,14 +8,19 @@
 //! |---|---|---|
 //! | [`DraftedBy::Lookup`] | what followed the last time that the text ended so | [`Lookup`] |
 //! | [`DraftedBy::Grammar`] | what the form of the answer leaves no choice about | the process that knows the form |
+//! | [`DraftedBy::Model`] | what a smaller model of the same vocabulary would say | [`DraftModel`] |
 //!
 //! How sure a guess is depends on its kind and on how far the text agrees with the place it was found at ([`Guess::trust`]);
 //! how often guesses of a trust are right is measured while the answer runs, and how many are worth their rows is
 //! `scheduler::depth`'s to say.
 
 mod lookup;
+mod model;
 
-pub use self::lookup::Lookup;
+pub use self::{
+    lookup::Lookup,
+    model::{DraftModel, DraftSampler, DraftToken},
+};
 
 /// What guessed a token.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -24,17 +29,20 @@ pub enum DraftedBy {
     Lookup,
     /// The form of the answer.
     Grammar,
+    /// [`DraftModel`].
+    Model,
 }
 
 impl DraftedBy {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Lookup, Self::Grammar];
+    pub const ALL: [Self; 3] = [Self::Lookup, Self::Grammar, Self::Model];
 
     /// The word users read and write.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lookup => "lookup",
             Self::Grammar => "grammar",
+            Self::Model => "model",
         }
     }
 }
@@ -51,11 +59,28 @@ pub struct Guess {
 }
 
 /// Kinds of guesses that are told apart by how often they are right.
-pub const TRUSTS: usize = 6;
+pub const TRUSTS: usize = 10;
 
-/// How often guesses of each trust are right before any was judged: lookup by how far the text agrees, then the form.
-/// SmolLM2-135M over stories, summaries, code edits and JSON.
-pub const PRIORS: [f64; TRUSTS] = [0.1, 0.25, 0.6, 0.75, 0.9, 0.97];
+/// How often guesses of each trust are right before any was judged: lookup by how far the text agrees, then the form, as
+/// SmolLM2-135M has them over stories, summaries, code edits and JSON; then a model by how likely it finds its guess, as if it
+/// knew.
+pub const PRIORS: [f64; TRUSTS] = [0.1, 0.25, 0.6, 0.75, 0.9, 0.97, 0.15, 0.35, 0.65, 0.9];
+
+/// The trust of what a form forces.
+const FORCED: usize = 5;
+
+impl Guess {
+    /// What a model says.
+    pub fn of_model(said: DraftToken) -> Self {
+        let trust = match said.chance {
+            p if p < 0.25 => 6,
+            p if p < 0.5 => 7,
+            p if p < 0.8 => 8,
+            _ => 9,
+        };
+        Self { token: said.token, kind: DraftedBy::Model, trust }
+    }
+}
 
 /// Proposes tokens.
 pub trait Drafter: Send {
@@ -80,5 +105,5 @@ impl Drafter for Lookup {
 
 /// Tokens that the form of an answer forces.
 pub fn forced(tokens: &[u32]) -> impl Iterator<Item = Guess> + '_ {
-    tokens.iter().map(|token| Guess { token: *token, kind: DraftedBy::Grammar, trust: TRUSTS - 1 })
+    tokens.iter().map(|token| Guess { token: *token, kind: DraftedBy::Grammar, trust: FORCED })
 }

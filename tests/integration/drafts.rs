@@ -2,14 +2,23 @@
 //!
 //! `SHOAL_FIGURES=1` also measures what they bring, through nodes that are some way apart: `node/docs/benchmarks.md` says how.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use harness::{
-    Shoal, http,
+    Shoal, data, http,
     node::Node,
+    root,
     wires::{Mood, Wires},
 };
 use serde_json::{Value, json};
+use shard::{
+    gguf::Gguf,
+    quant,
+    synthetic::{self, Shape},
+};
 use tempfile::TempDir;
 
 /// A text that repeats itself, so that minnow does too.
@@ -32,7 +41,7 @@ fn agree(node: &Node) {
 fn drafts_change_no_token() {
     let folder = TempDir::new().unwrap();
     let home = |name: &str| folder.path().join(name);
-    let api = ["--ask-only", "--api", "127.0.0.1:0"];
+    let api = ["--ask-only", "--api", "127.0.0.1:0", "--draft", "lookup,minnow"];
     let asks = Node::start_with(&home("a"), &api, &[("SHOAL_DRAFT", "5:1")]);
     let serve =
         |name: &str, layers: &str| Node::start(&home(name), &["--layers", layers, "--peer", asks.tcp()]);
@@ -54,6 +63,14 @@ fn drafts_change_no_token() {
             assert_eq!(ids(&drafted), ids(&plain), "{wire:?} {sampled:?}: {drafted}");
             proposed += drafted["drafts"]["proposed"].as_u64().unwrap_or(0);
             assert_eq!(asks.ask(&["why"])["drafts"], drafted["drafts"]);
+            // A model that drafts for itself is always right where nothing is rounded, whatever is drawn.
+            let itself = ask("minnow");
+            assert_eq!(ids(&itself), ids(&plain), "{wire:?} {sampled:?}: {itself}");
+            let count = |what: &str| itself["drafts"][what].as_u64().unwrap_or(0);
+            assert!(count("proposed") > 10, "{itself}");
+            if wire == ["--wire", "raw"] {
+                assert_eq!(count("right"), count("proposed"), "{itself}");
+            }
             if wire == ["--wire", "raw"] && sampled.is_empty() {
                 let args = ["run", "--json", "--raw", "-n", "24", "--draft", "off"];
                 let alone = Shoal::new().json([&args, sampled, &[REPEATS]].concat(), "");
@@ -72,6 +89,7 @@ fn drafts_change_no_token() {
             "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}});
         http::ask(&asks, "POST", "/v1/chat/completions", &body).body
     };
+    assert_eq!(form("grammar,minnow")["choices"], form("off")["choices"]);
     let (plain, drafted) = (form("off"), form("grammar"));
     assert_eq!(drafted["choices"], plain["choices"], "{drafted} {plain}");
     let drafts = &drafted["shoal"]["drafts"];
@@ -107,6 +125,64 @@ fn drafts_alone_change_no_token() {
     assert_eq!(ids(&drafted), ids(&plain));
     assert!(plain["reused_tokens"].as_u64() > Some(30), "{plain}");
     assert_eq!(drafted["reused_tokens"], plain["reused_tokens"]);
+}
+
+/// A model of random weights that has the embedded model's vocabulary, or another one.
+fn draft_model(folder: &Path, speaks: bool) -> PathBuf {
+    let path = folder.join(if speaks { "babbles.gguf" } else { "other.gguf" });
+    let tiny = synthetic::shape("tiny").unwrap();
+    let shape = Shape { layers: 1, vocab: 2048, ..tiny.clone() };
+    // The other one has as many tokens, and others.
+    let speaker = match speaks {
+        true => root().join("shard/minnow/minnow.gguf"),
+        false => data("families/qwen2.gguf"),
+    };
+    let speaker = Gguf::open(speaker).unwrap();
+    shape.write_speaking(&path, &quant::Q8_0, 3, speaker.metadata()).unwrap();
+    path
+}
+
+/// A draft model of the same vocabulary changes no token, however wrong it is; one of another vocabulary is refused, alone and
+/// by a node. With `SHOAL_DRAFT` every draft is sent.
+#[test]
+fn a_draft_model_changes_no_token() {
+    let folder = TempDir::new().unwrap();
+    let babbles = draft_model(folder.path(), true);
+    let babbles = babbles.to_str().unwrap();
+    let shoal = Shoal::new();
+    let run = |draft: &str, more: &[&str]| {
+        let args = ["run", "--json", "--raw", "-n", "24", "--draft", draft];
+        shoal.json_in([&args, more, &[REPEATS]].concat(), "", &[("SHOAL_DRAFT", "5:1")])
+    };
+    for more in [&[][..], &["--temperature", "0.8", "--top-p", "0.95", "--seed", "7"]] {
+        let plain = run("off", more);
+        let count = |line: &Value, what: &str| line["drafts"][what].as_u64().unwrap_or(0);
+        let itself = run("minnow", more);
+        assert_eq!(ids(&itself), ids(&plain), "{itself}");
+        assert_eq!(itself["drafts"]["by"], json!(["model"]));
+        assert!(count(&itself, "proposed") > 10, "{itself}");
+        assert_eq!(count(&itself, "right"), count(&itself, "proposed"), "{itself}");
+        let wrong = run(&format!("lookup,{babbles}"), more);
+        assert_eq!(ids(&wrong), ids(&plain), "{wrong}");
+        assert!(count(&wrong, "right") < count(&wrong, "proposed"), "{wrong}");
+    }
+    // Without `SHOAL_DRAFT` it is dropped where it does not pay, and no token is another one then, either.
+    let args = ["run", "--json", "--raw", "-n", "24", "--draft"];
+    let (plain, drafted) = (
+        shoal.json([&args[..], &["off", REPEATS]].concat(), ""),
+        shoal.json([&args[..], &[babbles, REPEATS]].concat(), ""),
+    );
+    assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
+
+    // A tokenizer of another family.
+    let other = draft_model(folder.path(), false);
+    let other = other.to_str().unwrap();
+    let (code, why) = shoal.fails(["run", "--draft", other, "Hello"], "");
+    assert!(code != 0 && why.contains("their vocabularies differ"), "{why}");
+    let join =
+        ["join", "--loopback", "--json", "--yes", "--until-stdin-closes", "--threads", "1", "--draft", other];
+    let (code, why) = shoal.fails(join, "");
+    assert!(code != 0 && why.contains("their vocabularies differ"), "{why}");
 }
 
 /// `shoal chat --via swarm` is answered by the node that runs here, which keeps what a conversation has computed.

@@ -31,7 +31,7 @@ const SLOW_MS: f64 = 1_500.0;
 /// Modes of the shadow, as often as they are drawn. Where no node can follow, it makes no difference.
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
 /// What drafts, as often as it is drawn; `auto` is here what `SHOAL_DRAFT` says.
-const DRAFTS: [&str; 4] = ["auto", "auto", "lookup", "off"];
+const DRAFTS: [&str; 5] = ["auto", "auto", "lookup", "off", "lookup,minnow"];
 /// What rows see, as often as it is drawn.
 const ATTENTION: [&str; 4] = ["dense", "dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16"];
 /// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
@@ -75,9 +75,10 @@ impl Swarm {
     fn start(layers: &'static [&'static str]) -> Self {
         let folder = TempDir::new().unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
-        let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
-            command.env("SHOAL_LOG", "info,node::request=debug").env("SHOAL_DRAFT", "5:1").stderr(log);
-        });
+        let asks =
+            Node::start_as(&folder.path().join("home"), &["--ask-only", "--draft", "minnow"], |command| {
+                command.env("SHOAL_LOG", "info,node::request=debug").env("SHOAL_DRAFT", "5:1").stderr(log);
+            });
         let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
         swarm.asks.meets(layers.len());

@@ -166,7 +166,7 @@ pub struct Report {
 /// What came of the drafted tokens of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Drafts {
-    /// What drafted them: `lookup`, `grammar`.
+    /// What drafted them: `lookup`, `grammar`, `model`.
     pub by: Vec<String>,
     /// Tokens of the answer for each pass over all layers, the prompt's pass not counted.
     pub tokens_per_pass: f64,

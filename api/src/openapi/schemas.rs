@@ -90,9 +90,10 @@ fn model() -> Value {
 
 /// What may draft tokens.
 fn draft() -> Value {
-    let about = "What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup and grammar. The tokens \
-                 are the same with any, and drafts that do not pay are not sent";
-    json!({"type": "string", "pattern": "^(auto|off|none|(lookup|grammar)(,(lookup|grammar))*)$", "description": about})
+    let about = "What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup, grammar and the name \
+                 of the draft model that the node was started with. The tokens are the same with any, and drafts that do not pay \
+                 are not sent";
+    json!({"type": "string", "minLength": 1, "maxLength": 4096, "description": about})
 }
 
 /// Which earlier positions a token sees.

@@ -48,7 +48,7 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
         None => {
             output::catch_interrupt()?;
             obtain_model(&mut args.answer, args.json)?;
-            model = Model::load_confined(&args.answer.engine)?;
+            model = Model::load_drafted(&args.answer.engine, args.answer.sampling.draft.model())?;
             if lines.interactive() {
                 eprintln!(
                     "{} is ready, {} tokens of context. /help lists the commands.",

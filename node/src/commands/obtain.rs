@@ -1,5 +1,7 @@
 //! From what the user calls a model to one that is on this machine, fetched first when it has to be.
 
+use api::choice::{Draft, DraftBy};
+
 use super::pull;
 use crate::{
     Error, Result, catalog,
@@ -32,6 +34,14 @@ pub(super) fn is_name(text: &str) -> Result<bool> {
     let Ok(home) = library::home() else { return Ok(false) };
     let listed = || catalog::known(&home).is_ok_and(|known| catalog::find(&known, text).is_some());
     Ok(Library::load(&home)?.get(text).is_some() || listed())
+}
+
+/// Fetches the model that is to draft, if one is and it is not here, and names its file.
+pub(super) fn drafter(draft: &mut Draft, terms: Terms<'_>) -> Result<()> {
+    if let Draft::By(DraftBy { model: Some(name), .. }) = draft {
+        *name = model(name, terms)?;
+    }
+    Ok(())
 }
 
 /// The name or path by which `model` can be opened: itself where it is here, else what was fetched for it.

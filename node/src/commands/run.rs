@@ -42,7 +42,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
     output::catch_interrupt()?;
     obtain_model(&mut args.answer, args.json)?;
     let started = Instant::now();
-    let model = Model::load_confined(&args.answer.engine)?;
+    let model = Model::load_drafted(&args.answer.engine, args.answer.sampling.draft.model())?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let mut session = session(&model, &args.answer)?;
     let ids = if args.raw {
@@ -101,7 +101,8 @@ pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
 pub(super) fn obtain_model(args: &mut AnswerArgs, json: bool) -> Result<()> {
     let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json };
     args.engine.model = obtain::model(&args.engine.model, terms)?;
-    Ok(())
+    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json };
+    obtain::drafter(&mut args.sampling.draft, terms)
 }
 
 /// A session of this process that rounds and sees what the flags say.

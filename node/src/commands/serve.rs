@@ -42,6 +42,8 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
     if args.via == Via::Local {
         let terms = super::obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
         args.engine.model = super::obtain::model(&args.engine.model, terms)?;
+        let terms = super::obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+        super::obtain::drafter(&mut args.api.draft, terms)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let home = args.home.path()?;

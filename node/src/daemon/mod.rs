@@ -52,7 +52,7 @@ use self::{
 pub use self::{
     prompts::PromptTask,
     serve::MOST_BESIDE,
-    setup::{Absent, Beside, Caps, Front, Notice, Serve, Setup, Where},
+    setup::{Absent, Beside, Caps, DraftWith, Front, Notice, Serve, Setup, Where},
 };
 use crate::{
     Error, Result,
@@ -90,7 +90,10 @@ struct Daemon {
 /// When another node runs below the same folder, the network does not start, or the model cannot be loaded.
 pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
     let Setup { home, identity, network, file_bytes, worker, serve, model, num_layers, invite, .. } = setup;
-    let Setup { absent, beside, caps, front, keeps, .. } = setup;
+    let Setup { absent, beside, mut caps, front, drafter, keeps, .. } = setup;
+    // Its weights are the node's as well.
+    let drafter_bytes = drafter.as_ref().map_or(0, |drafter| drafter.file_bytes);
+    caps.weights_bytes = caps.weights_bytes.map(|most| most.saturating_sub(drafter_bytes));
     let listener = control::listen(&home).await?;
     let (network, mut events) = p2p::spawn(network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
@@ -107,7 +110,10 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         beside,
         caps: caps_too,
     };
-    let (serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
+    let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
+    if let Some(drafter) = drafter {
+        serving.draft_with(drafter).await?;
+    }
     let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps);
     let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);
     let mut shared = announcing.shared.clone();

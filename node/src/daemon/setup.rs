@@ -42,8 +42,20 @@ pub struct Setup {
     pub caps: Caps,
     /// For the API.
     pub front: Front,
+    /// The model that drafts for its prompts, if one does.
+    pub drafter: Option<DraftWith>,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
+}
+
+/// A model that drafts, on this disk or in the binary.
+pub struct DraftWith {
+    /// What the user called it.
+    pub name: String,
+    /// Where it is.
+    pub source: worker::Source,
+    /// Length of its file, which counts as memory for weights.
+    pub file_bytes: u64,
 }
 
 /// What all parts of a running node share; cheap to clone.

@@ -7,11 +7,14 @@
 //! What follows from a draft is tentative until the draws have decided: it is not compared, not audited, not fed to a
 //! follower, and no evidence. What was rejected leaves the logs.
 
+use std::time::{Duration, Instant};
+
 use api::choice::Draft;
 use scheduler::{LayerRange, NodeId, depth::Depth, session::MAX_DRAFT};
+use tokio::time::timeout;
 
-use crate::drafting::Drafting;
 pub use crate::drafting::Tally;
+use crate::{drafting::Drafting, worker::DraftSeat};
 
 /// What drafts a prompt's tokens, and what is believed of its steps before any was timed.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +29,9 @@ pub struct DraftTerms {
     /// One more row, ms.
     pub row_ms: f64,
 }
+
+/// A draft model that has said nothing by then is not asked again: its worker is dead or stopped.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +52,10 @@ pub(super) struct Drawn {
 #[derive(Default)]
 pub(super) struct Drafts {
     drafting: Drafting,
+    /// Whether the drafter of tests drafts, and nothing else.
+    by_oracle: bool,
+    /// What a step of one row is believed to take, ms.
+    plain_ms: f64,
     /// Positions below this are confirmed, the end of the step that was drawn last.
     confirmed: u32,
     /// Second answers for tentative rows that were others than the first: whose, and from which position on.
@@ -65,10 +75,43 @@ impl Drafts {
             }
         }
         let _ = session;
-        Self { drafting, ..Self::default() }
+        let by_oracle = drafts_for_tests() && terms.choice == Draft::Auto;
+        Self { drafting, by_oracle, plain_ms: terms.plain_ms, ..Self::default() }
+    }
+
+    /// Also asks the draft model at `seat`.
+    pub(super) fn ask_model(&mut self, seat: &DraftSeat) {
+        if !self.by_oracle {
+            self.drafting.ask_model(seat.guess_ms() / self.plain_ms.max(1e-3));
+        }
+    }
+
+    /// As [`Self::propose`], asking the draft model at `seat` where that pays.
+    pub(super) async fn propose_asking(
+        &mut self,
+        context: &[u32],
+        certain: &[u32],
+        seat: Option<&DraftSeat>,
+    ) -> u32 {
+        // Before it has read the prompt there is nothing to ask it.
+        let pending = if seat.is_some_and(DraftSeat::is_warm) { 0 } else { usize::MAX };
+        self.drafting.begin(context, certain, MAX_DRAFT as usize, (pending, 0));
+        while self.drafting.wants() {
+            let asked = Instant::now();
+            let said = match seat {
+                Some(seat) => {
+                    timeout(PATIENCE, seat.next(self.drafting.text())).await.ok().and_then(Result::ok)
+                }
+                None => None,
+            };
+            let (said, read) = said.unwrap_or_default();
+            self.drafting.said(said, read, asked.elapsed().as_secs_f64() * 1e3);
+        }
+        self.drafting.end().len() as u32
     }
 
     /// Drafts what may follow `context`, which the form of the answer continues with `forced` tokens; how many tokens that is.
+    #[cfg(test)]
     pub(super) fn propose(&mut self, context: &[u32], certain: &[u32]) -> u32 {
         self.drafting.propose(context, certain, MAX_DRAFT as usize).len() as u32
     }

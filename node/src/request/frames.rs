@@ -233,7 +233,7 @@ impl RequestDriver {
     }
 
     /// The own worker answered.
-    pub(super) fn output(&mut self, output: Output) -> Vec<Event> {
+    pub(super) async fn output(&mut self, output: Output) -> Vec<Event> {
         if output.epoch != self.state.machine.epoch() {
             return Vec::new();
         }
@@ -259,7 +259,7 @@ impl RequestDriver {
                 if output.rows == 1 && self.state.machine.drafted() == 0 {
                     self.state.timing.time_stage(output.layers.end());
                 }
-                self.next_tokens(output.epoch, sampled)
+                self.next_tokens(output.epoch, sampled).await
             }
             Body::NeedReplay { have } => {
                 // What was to be drawn behind these rows is not: the replay asks for it again.
@@ -276,7 +276,7 @@ impl RequestDriver {
     }
 
     /// The own worker drew the next tokens.
-    fn next_tokens(&mut self, epoch: u32, sampled: Vec<Sampled>) -> Vec<Event> {
+    async fn next_tokens(&mut self, epoch: u32, sampled: Vec<Sampled>) -> Vec<Event> {
         let (Some(first), Some(last)) = (sampled.first(), sampled.last()) else { return Vec::new() };
         let (position, to, stop) = (first.position, last.position, last.stop);
         let (attempt, drafted) = (self.state.machine.attempt(), self.state.machine.drafted());
@@ -298,7 +298,8 @@ impl RequestDriver {
         self.state.delivery.drawn(said);
         let ends = stop || self.state.report.said.ids.len() as u32 + count >= self.state.plan.max_tokens;
         let context: Vec<u32> = self.state.tokens.iter().chain(&ids).copied().collect();
-        let draft = if ends { 0 } else { self.state.drafts.propose(&context, &certain) };
+        let seat = self.state.means.drafter.as_ref();
+        let draft = if ends { 0 } else { self.state.drafts.propose_asking(&context, &certain, seat).await };
         let tokens = Event::Tokens { epoch, attempt, position, tokens: ids, stop, draft };
         if ends { self.checks.hold_last(&mut self.state, tokens, to) } else { vec![tokens] }
     }

@@ -102,7 +102,11 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         plan.route.rtt_p99_ms,
     );
     let first_epoch = machine.epoch();
-    let drafts = Drafts::new(session, &plan.draft);
+    let mut drafts = Drafts::new(session, &plan.draft);
+    if let Some(seat) = &means.drafter {
+        drafts.ask_model(seat);
+        seat.read(plan.prompt.clone());
+    }
     let report = Report::new(plan.route.pipeline.segments().to_vec());
     let mut recalled = std::mem::take(&mut plan.recalled);
     let logs = recalled.take_logs(&plan.form.rounding, plan.form.hidden);
@@ -143,7 +147,7 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
             .map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
         let mut events = tokio::select! {
             biased;
-            Some(output) = doors.outputs.recv() => driver.output(output),
+            Some(output) = doors.outputs.recv() => driver.output(output).await,
             Some(arrival) = doors.frames.recv() => driver.arrival(arrival),
             Some(order) = doors.orders.recv() => driver.order(order),
             Ok(node) = driver.state.means.lost.recv() => driver.state.failed(node, Failure::Closed),

@@ -28,7 +28,7 @@ use crate::{
     audit::Auditor,
     control::{Shadow, Verify},
     feedback::FeedbackQueue,
-    worker::{Assigned, Conduct, PromptToken, Top},
+    worker::{Assigned, Conduct, DraftSeat, PromptToken, Top},
 };
 
 /// What is to be generated, and where.
@@ -337,6 +337,8 @@ pub struct Means {
     pub reroute: mpsc::Sender<Reroute>,
     /// What leases teach.
     pub feedback: FeedbackQueue,
+    /// Where a draft model drafts for it, if one does.
+    pub drafter: Option<DraftSeat>,
     /// Nodes that closed their connections.
     pub lost: broadcast::Receiver<NodeId>,
     /// The caller.

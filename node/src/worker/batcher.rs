@@ -10,6 +10,7 @@ use scheduler::session::MAX_DRAFT;
 use shard::executor::{Capacity, Input, Item, Output, Workspace};
 
 use super::{
+    drafts::Drafts,
     ipc::{self, Ask, Body, Output as Told, Run, Tell, Want},
     kept::Key,
     load::Loaded,
@@ -30,6 +31,8 @@ pub(super) type Asked = (Ask, Vec<u8>);
 pub(super) struct Batcher<'m> {
     pub(super) model: &'m Loaded,
     pub(super) sessions: Sessions<'m>,
+    /// What it drafts for sessions of other workers.
+    pub(super) drafts: Drafts<'m>,
     workspaces: Vec<Workspace>,
     /// Incoming rows of a pass.
     rows: Vec<f32>,
@@ -63,7 +66,8 @@ impl<'m> Batcher<'m> {
             model.stages.iter().map(|stage| Workspace::new(&**stage, capacity)).collect::<Result<_, _>>()?;
         let sessions = Sessions::new(model, kv_bytes);
         let (rows, tokens) = (Vec::new(), Vec::new());
-        Ok(Self { model, sessions, workspaces, rows, tokens, logits: Vec::new(), served: Vec::new() })
+        let (drafts, logits, served) = (Drafts::new(model), Vec::new(), Vec::new());
+        Ok(Self { model, sessions, drafts, workspaces, rows, tokens, logits, served })
     }
 
     /// Takes the jobs of the next pass out of `waiting`, whose first must be a job.

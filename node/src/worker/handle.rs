@@ -19,8 +19,12 @@ use std::{
 
 use api::inference::Format;
 use p2p::wire::announce::Class;
-use scheduler::{ModelId, SessionId};
-use shard::kernels::{Cores, PAGE, threads::Pool};
+use scheduler::{LayerRange, ModelId, SessionId};
+use shard::{
+    draft::DraftToken,
+    kernels::{Cores, PAGE, threads::Pool},
+    sample::SamplingParams,
+};
 use tokio::{
     io::BufReader,
     net::UnixStream,
@@ -28,8 +32,8 @@ use tokio::{
 };
 
 use super::{
-    Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
-    PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
+    Conduct, DraftSeat, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession,
+    Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell},
     room::Keeps,
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
@@ -174,6 +178,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         layers: ready.layers.into_iter().map(ipc::range).collect::<io::Result<_>>()?,
         hidden: ready.hidden,
         vocab: ready.vocab,
+        vocabulary: ready.vocabulary,
         context: ready.context,
         kv_bytes_per_layer_position: ready.kv_bytes_per_layer_position,
         resident_bytes: ready.resident_bytes,
@@ -277,6 +282,40 @@ impl Worker {
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;
         lock(&self.shared.state).opened(session, Range { epoch, layers, positions, part }, bytes);
         Ok(reply.have)
+    }
+
+    /// Drafts for a prompt of `session`, which grows to `positions` at most and is drawn so; a guess is believed to take
+    /// `guess_ms`.
+    ///
+    /// # Errors
+    /// [`Fault::NoRoom`], [`Fault::Busy`] beyond [`super::MAX_DRAFTS`], [`Fault::Refused`]; [`Fault::Dead`].
+    pub async fn draft_for(
+        &self,
+        session: SessionId,
+        positions: u32,
+        (sampling, seed): (&SamplingParams, u64),
+        guess_ms: f64,
+    ) -> Result<DraftSeat, Fault> {
+        let paged = u64::from(positions).next_multiple_of(PAGE as u64);
+        let costs = self.shared.costs.as_ref();
+        let all = costs.and_then(|costs| LayerRange::new(0, costs.num_layers()));
+        let bytes = costs.zip(all).map_or(0, |(costs, all)| costs.state_bytes(all, paged));
+        let part = self.shared.room.take(bytes)?;
+        let (sampling, name) = (sampling.into(), *session.as_bytes());
+        self.ask(|id| Ask::OpenDraft { id, session: name, sampling, seed }, Vec::new()).await?;
+        Ok(DraftSeat::new(self.clone(), session, guess_ms, part))
+    }
+
+    /// What follows `text`; see [`DraftSeat::next`].
+    pub(super) async fn draft(
+        &self,
+        session: SessionId,
+        text: &[u32],
+    ) -> Result<(Option<DraftToken>, usize), Fault> {
+        let session = *session.as_bytes();
+        let reply = self.ask(|id| Ask::Draft { id, session }, ipc::ids_to_bytes(text)).await?;
+        let said = ipc::drafted_from_bytes(&reply.payload).map_err(|error| Fault::Dead(error.to_string()))?;
+        Ok((said, reply.have as usize))
     }
 
     /// Whether answers can be made to have this form: measured, tried in a process that may die of it, and then compiled by

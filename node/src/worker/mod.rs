@@ -17,6 +17,8 @@
 //! The session's *conductor* samples in the worker too, so text and ids of other people's prompts never reach a
 //! daemon that only relays.
 //!
+//! A worker with all layers may draft for sessions of another model of the same vocabulary (`drafts.rs`).
+//!
 //! Bounds: [`MAX_JOBS`] jobs and [`MAX_QUEUED_BYTES`] under way (more is [`Fault::Busy`]); [`OUTPUTS`] outputs unread (then
 //! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
 //! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame; what is kept of ended sessions has what these leave (`kept.rs`).
@@ -27,6 +29,7 @@
 
 mod assigned;
 mod batcher;
+mod drafts;
 mod echo;
 mod handle;
 mod identity;
@@ -57,6 +60,7 @@ use shard::{
 };
 
 pub use assigned::Assigned;
+pub use drafts::{DraftSeat, MAX_DRAFTS};
 pub use handle::{Worker, spawn};
 pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
@@ -161,6 +165,8 @@ pub struct Ready {
     pub hidden: u32,
     /// Tokens of the vocabulary.
     pub vocab: u32,
+    /// A hash of its tokens ([`shard::tokenizer::Tokenizer::digest`]); zeros without a tokenizer.
+    pub vocabulary: [u8; 32],
     /// Most positions of a session.
     pub context: u32,
     /// Cache bytes of one position in one layer.
@@ -207,6 +213,7 @@ impl Ready {
             layers: Vec::new(),
             hidden: 0,
             vocab: 0,
+            vocabulary: [0; 32],
             context: u32::try_from(context).unwrap_or(u32::MAX),
             kv_bytes_per_layer_position: 0,
             resident_bytes: 0,

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shard::kernels::threads::Pool;
+use shard::{draft::DraftToken, kernels::threads::Pool};
 
 use super::{
     MAX_JOBS,
@@ -99,6 +99,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         layers: loaded.stages.iter().map(|stage| ipc::pair(stage.range())).collect(),
         hidden: blueprint.hidden as u32,
         vocab: blueprint.vocab as u32,
+        vocabulary: loaded.tokenizer.as_ref().map_or([0; 32], |tokenizer| *tokenizer.digest().as_bytes()),
         context: loaded.context as u32,
         kv_bytes_per_layer_position: loaded.position_bytes(),
         resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
@@ -181,7 +182,10 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
             }
             Some(_) => {
                 if let Some((ask, payload)) = waiting.pop_front() {
-                    let moves = !matches!(ask, Ask::Ping { .. } | Ask::Check { .. } | Ask::Encode { .. });
+                    let moves = !matches!(
+                        ask,
+                        Ask::Ping { .. } | Ask::Check { .. } | Ask::Encode { .. } | Ask::Draft { .. }
+                    );
                     answer(engine, ask, &payload, &mut tell)?;
                     if moves {
                         tell_kept(engine, &mut kept_bytes, &mut tell);
@@ -201,6 +205,7 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
             for (session, first) in engine.sessions.sweep(now) {
                 tell(Tell::Closed { session: *session.as_bytes(), first }, Vec::new());
             }
+            engine.drafts.sweep(now);
             tell_kept(engine, &mut kept_bytes, &mut tell);
         }
     }
@@ -253,11 +258,25 @@ fn answer(
                 .ok_or_else(|| Fault::Refused("the session does not conduct here".into()));
             (id, text.map(|text| (Tell::Finished { id }, text.into_bytes())))
         }
+        Ask::OpenDraft { id, session, sampling, seed } => {
+            let opened = engine.drafts.open(ipc::session(session), &sampling.into(), seed, now);
+            (id, opened.map(|()| (Tell::Opened { id, have: 0 }, Vec::new())))
+        }
+        Ask::Draft { id, session } => {
+            let said = ipc::ids_from_bytes(payload)
+                .ok_or_else(|| Fault::Refused("a text that is no list of ids".into()))
+                .and_then(|text| engine.drafts.draft(ipc::session(session), &text, now));
+            let told = |(said, read): (Option<DraftToken>, usize)| {
+                (Tell::Drafted { id, read: read as u32 }, said.map(ipc::drafted_to_bytes).unwrap_or_default())
+            };
+            (id, said.map(told))
+        }
         Ask::Truncate { session, to } => {
             return engine.sessions.truncate(ipc::session(session), to, now);
         }
         Ask::Close { session, keep } => {
             engine.sessions.close(ipc::session(session), &keep, now);
+            engine.drafts.close(ipc::session(session));
             return Ok(());
         }
         Ask::Forget { session } => {

@@ -140,6 +140,7 @@ impl Shared {
                 self.answer(id, Ok(Reply { have: u32::from(reasoning), payload }));
             }
             Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
+            Tell::Drafted { id, read } => self.answer(id, Ok(Reply { have: read, payload })),
             Tell::Refused { id, fault } => self.answer(id, Err(fault)),
             Tell::Dropped { job } => self.job_done(job),
             Tell::Kept { bytes } => {

@@ -27,11 +27,19 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Takes in what is new of `text`; all of it when it is another text.
+    /// Takes in what is new of `text`, and takes back what is not in it.
     fn read(&mut self, text: &[u32]) {
-        if !text.starts_with(&self.text) {
-            *self = Self::default();
+        let same = self.text.iter().zip(text).take_while(|(a, b)| a == b).count();
+        for at in (same..self.text.len()).rev() {
+            if let (Some(older), true) = (self.before.pop(), at + 1 >= LEAST) {
+                let key = [self.text[at - 1], self.text[at]];
+                match older {
+                    0 => self.latest.remove(&key),
+                    older => self.latest.insert(key, older),
+                };
+            }
         }
+        self.text.truncate(same);
         for at in self.text.len()..text.len() {
             self.text.push(text[at]);
             // The place behind the token at `at`.
@@ -109,10 +117,11 @@ mod tests {
         #[test]
         fn it_finds_what_a_naive_search_finds(
             text in prop::collection::vec(0u32..4, 0..60), pieces in prop::collection::vec(0usize..60, 0..6), k in 0usize..9,
+            other in prop::collection::vec(0u32..4, 0..6),
         ) {
             let mut lookup = Lookup::default();
             for piece in pieces {
-                lookup.guess(&text[..piece.min(text.len())], k);
+                lookup.guess(&[&text[..piece.min(text.len())], &other].concat(), k);
             }
             let found = lookup.guess(&text, k);
             prop_assert_eq!(&found, &guess(&text, k));

@@ -301,6 +301,19 @@ impl Tokenizer {
         self.vocabulary.is_empty()
     }
 
+    /// A hash of all tokens, their bytes and kinds in the order of their ids: two models whose hashes are equal speak the same
+    /// ids, and one can draft for the other.
+    pub fn digest(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for id in 0..self.len() as u32 {
+            let text = self.vocabulary.text(id);
+            hasher.update(&(text.len() as u32).to_le_bytes());
+            hasher.update(&[self.vocabulary.kind(id) as u8]);
+            hasher.update(text);
+        }
+        hasher.finalize()
+    }
+
     /// The token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.bos

@@ -24,7 +24,7 @@ use crate::{
     consent::MODES,
     content,
     control::{self, Mode},
-    daemon::{self, Caps, Notice, Serve, Setup},
+    daemon::{self, Caps, DraftWith, Notice, Serve, Setup},
     header::Header,
     inference::local,
     inference::swarm::Door,
@@ -61,6 +61,10 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
         args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
+    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+    if args.api.http.draft.model().is_some_and(|name| Reference::parse(name).is_some()) {
+        obtain::drafter(&mut args.api.http.draft, terms)?;
+    }
     let known = runtime()?.block_on(known(&library::home()?, &args.sources, args.json))?;
     let which = which(&args, &args.engine.model, &home, &known)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
@@ -92,6 +96,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         Some(Here { header, .. }) => header.info(context, name)?,
         None => local::unknown(context, name),
     };
+    let drafter = args.api.http.draft.model().map(|name| drafter(&args, name, &home, &known)).transpose()?;
     let (door, opened) = watch::channel(None);
     let data = home.clone();
     let setup = Setup {
@@ -117,6 +122,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         beside,
         caps: caps(&args.caps),
         front: daemon::Front { about, swarm: args.reach.swarm.clone(), door: Some(door) },
+        drafter,
         keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
@@ -166,6 +172,18 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         let _ = printer.await;
         ended
     })
+}
+
+/// The model that is to draft, which must be here.
+fn drafter(args: &JoinArgs, name: &str, home: &Path, known: &[Signed]) -> Result<DraftWith> {
+    let which = which(args, name, home, known)?;
+    let here = which.here.ok_or_else(|| {
+        Error::usage(format!(
+            "the draft model {name} is not on this machine: `shoal model pull {name}` fetches it"
+        ))
+    })?;
+    let source = here.path.map_or(Source::Embedded, Source::File);
+    Ok(DraftWith { name: name.to_owned(), source, file_bytes: here.header.file_len })
 }
 
 fn caps(args: &CapsArgs) -> Caps {

@@ -5,6 +5,7 @@
 
 mod delegate;
 mod dials;
+mod drafts;
 mod durable;
 mod estimate;
 mod params;
@@ -26,7 +27,11 @@ use self::{
     estimate::Measured,
     route::{ConductorQuestion, RouteQuestion},
 };
-use super::{serve::Serving, setup::Node, view::Viewing};
+use super::{
+    serve::{Held, Local, Serving},
+    setup::Node,
+    view::Viewing,
+};
 use crate::{
     control::{self, Line},
     events::{PromptEvent, PromptReport, PromptRequest, Refusal},
@@ -146,12 +151,13 @@ impl Prompts {
         shares: impl Fn(ModelId) -> BTreeMap<NodeId, f64>,
     ) -> PromptTask {
         let models = &serving.models;
+        let local = |held: &Held| Local { drafter: models.drafter.clone(), ..held.local(shares(held.id)) };
         PromptTask {
             me: self.node.me,
             network: self.node.network.clone(),
             identity: self.node.identity.clone(),
-            local: models.first.local(shares(models.first.id)),
-            beside: models.beside.iter().map(|held| held.local(shares(held.id))).collect(),
+            local: local(&models.first),
+            beside: models.beside.iter().map(local).collect(),
             approx: view.approx(),
             table: serving.table.clone(),
             routes: self.routes.clone(),

@@ -101,6 +101,7 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("cuts", !ask.wire.cuts.is_empty()),
         ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),
         ("attention", !ask.attention.is_dense()),
+        ("draft", ask.sampling.draft.model().is_some()),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)

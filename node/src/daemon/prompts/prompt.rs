@@ -12,7 +12,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    Finished, dials,
+    Finished, dials, drafts,
     estimate::stage,
     params::{Trouble, encode, only_here, sampling, trusted},
     report::{done, logprobs, noticed, prediction, tell_prompt},
@@ -22,15 +22,14 @@ use crate::{
     content::hex,
     control::{Line, Mode, Verify},
     daemon::serve::Local,
-    drafting::ROW_SHARE,
     events::{
         OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind, RouteEvent,
         Token,
     },
     feedback::{FeedbackQueue, Waiting},
     request::{
-        self, CHUNK_ROWS, Checking, DraftTerms, Findings, Means, Plan, PlannedRoute, Progress, Recalled,
-        Recollections, Reroute, RowForm,
+        self, CHUNK_ROWS, Checking, Findings, Means, Plan, PlannedRoute, Progress, Recalled, Recollections,
+        Reroute, RowForm,
     },
     rounding,
     sessions::{Order, SessionTable},
@@ -317,13 +316,6 @@ impl PromptTask {
         })
     }
 
-    /// What drafts its tokens.
-    fn draft_terms(&self, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
-        let ready = &self.local.ready;
-        let row_ms = ROW_SHARE * ready.decode_ms * f64::from(ready.num_layers);
-        DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.goes_back, plain_ms, row_ms }
-    }
-
     async fn run(
         &self,
         ask: PromptRequest,
@@ -395,6 +387,15 @@ impl PromptTask {
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
         inlets.reading.expect(self.local.ready.hidden);
+        let positions = (ids.len() as u32).saturating_add(max_tokens);
+        let drafter = match drafts::seat(self, ask, said, (session, positions, &sampling)).await {
+            Ok(drafter) => drafter,
+            Err(trouble) => {
+                self.table.leave(self.me, session);
+                let _ = self.finished.send(finished(None)).await;
+                return Err(trouble);
+            }
+        };
         let starts = routed.route.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
         let cuts = said
             .rounding
@@ -427,6 +428,7 @@ impl PromptTask {
             worker: Arc::new(Assigned::new(self.local.worker.clone())),
             reroute: self.reroutes.clone(),
             feedback: self.feedback.clone(),
+            drafter,
             lost: self.lost.subscribe(),
             memory: self.memory.clone(),
             progress,
@@ -464,7 +466,7 @@ impl PromptTask {
                 witnesses: routed.witnesses,
             },
             shadow: ask.shadow,
-            draft: self.draft_terms(ask, expected.step_ms()),
+            draft: drafts::terms(self, ask, expected.step_ms()),
             costs: self.local.ready.costs.clone(),
             recalled,
         };

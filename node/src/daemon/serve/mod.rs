@@ -6,6 +6,7 @@
 
 mod acquire;
 mod admit;
+mod drafter;
 mod growth;
 mod initial_placement;
 mod load;
@@ -24,20 +25,22 @@ pub use self::workers::MOST_BESIDE;
 use self::{
     acquire::{Acquire, News},
     admit::Door,
+    drafter::Drafter,
     load::Waits,
     place::{Moved, Placing},
     workers::Weights,
 };
 pub(super) use self::{
     acquire::{Arrived, answer},
+    drafter::Drafted,
     growth::Steps,
     load::Figures,
     pull::Pulls,
     workers::{Held, Local, Models, Restarted},
 };
-use super::setup::{Absent, Beside, Caps, Node, Serve, Where};
+use super::setup::{Absent, Beside, Caps, DraftWith, Node, Serve, Where};
 use crate::{
-    Result,
+    Error, Result,
     content::peers,
     control,
     sessions::{Order, SessionTable},
@@ -255,6 +258,28 @@ impl Serving {
             news,
         };
         Ok((serving, inbox, heard))
+    }
+
+    /// Has a model draft for the prompts of this node. Its caches are of the memory that all models share.
+    ///
+    /// # Errors
+    /// When it cannot be loaded, or speaks other tokens than the first model, where that is here.
+    pub(super) async fn draft_with(&mut self, with: DraftWith) -> Result<()> {
+        let first = &self.models.first;
+        let spec = worker::Spec {
+            source: with.source,
+            model: None,
+            class: None,
+            layers: Vec::new(),
+            measure: true,
+            ..first.spec.clone()
+        };
+        let drafter = Drafter::new(&with.name, spec);
+        if first.ready.num_layers > 0 {
+            drafter.fits(&first.ready).await.map_err(Error::usage)?;
+        }
+        self.models.drafter = Some(drafter);
+        Ok(())
     }
 
     /// Adds up what a stage did.

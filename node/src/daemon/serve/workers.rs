@@ -26,7 +26,7 @@ use tokio::{
     time::{sleep, timeout_at},
 };
 
-use super::initial_placement::with_ends;
+use super::{drafter::Drafter, initial_placement::with_ends};
 use crate::{
     Error, Result,
     audit::Auditor,
@@ -183,6 +183,7 @@ impl Held {
             shares,
             worker: self.worker.subscribe(),
             ready: self.ready.clone(),
+            drafter: None,
         }
     }
 
@@ -256,6 +257,8 @@ pub(crate) struct Local {
     pub(crate) shares: BTreeMap<NodeId, f64>,
     pub(crate) worker: watch::Receiver<Worker>,
     pub(crate) ready: Ready,
+    /// The node's draft model, which drafts for it if they speak the same tokens.
+    pub(crate) drafter: Option<Drafter>,
 }
 
 impl Local {
@@ -361,6 +364,8 @@ pub(crate) struct Models {
     pub(crate) first: Held,
     /// Those beside it.
     pub(crate) beside: Vec<Held>,
+    /// What drafts for their prompts, if a model does.
+    pub(crate) drafter: Option<Drafter>,
     table: SessionTable,
     /// Workers that died, by process number.
     deaths: mpsc::Sender<u32>,
@@ -377,7 +382,7 @@ impl Models {
         deaths: mpsc::Sender<u32>,
         restarts: mpsc::Sender<Restarted>,
     ) -> Self {
-        Self { first, beside, table, deaths, restarts }
+        Self { first, beside, drafter: None, table, deaths, restarts }
     }
 
     /// All models, the first one first.

@@ -34,6 +34,7 @@ use api::{
 };
 use scheduler::session::MAX_DRAFT;
 use shard::{
+    draft::DraftModel,
     executor::{Capacity, Input, Item, Output, Workspace},
     sample::{Logprob, SamplingParams},
     state::PrefixCache,
@@ -52,7 +53,7 @@ use self::{
 use crate::{
     Result,
     constrain::Constraint,
-    model::{CHUNK_ROWS, Model},
+    model::{CHUNK_ROWS, Model, ModelDrafter},
 };
 
 /// Sessions computed at once; each costs a row of every pass and its cache.
@@ -184,6 +185,8 @@ impl Room {
 /// that begin like earlier ones.
 pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     let vocab = model.executor.blueprint().vocab;
+    let drafter = model.drafter.as_ref().map(|drafter| DraftModel::new(&*drafter.executor)).transpose()?;
+    let kv_bytes = kv_bytes.saturating_sub(drafter_bytes(model));
     let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
     let rows = CHUNK_ROWS.max(items);
     let capacity = Capacity { rows, items, logit_rows: items };
@@ -194,6 +197,7 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         waiting: VecDeque::new(),
         sessions: Vec::new(),
         pooling: Pooling::default(),
+        drafter,
         kept: PrefixCache::new(kv_bytes / 4),
         kv_bytes: kv_bytes - kv_bytes / 4,
         logits: vec![0.0; vocab],
@@ -209,6 +213,14 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     }
 }
 
+/// Bytes that the state of the draft model may grow to, of those for caches.
+pub fn drafter_bytes(model: &Model) -> usize {
+    let bytes = |drafter: &ModelDrafter| {
+        drafter.executor.state_bytes(drafter.executor.range(), drafter.executor.context())
+    };
+    model.drafter.as_ref().map_or(0, bytes)
+}
+
 /// Bytes that a position of a session costs, with its share of what a session costs anyway.
 fn position_bytes(model: &Model) -> usize {
     let positions = model.ctx.min(256);
@@ -222,6 +234,8 @@ struct Batch<'m> {
     waiting: VecDeque<Job>,
     sessions: Vec<Session<'m>>,
     pooling: Pooling,
+    /// What the draft model remembers of the text that it read last.
+    drafter: Option<DraftModel>,
     kept: PrefixCache,
     kv_bytes: usize,
     logits: Vec<f32>,
@@ -273,7 +287,8 @@ impl<'m> Batch<'m> {
 
     fn reading(&self) -> Reading {
         let caches: usize = self.sessions.iter().map(|session| session.state.bytes()).sum();
-        let (used, kept) = (caches + self.pooling.used_bytes(), self.kept.bytes());
+        let drafter = self.drafter.as_ref().map_or(0, DraftModel::bytes);
+        let (used, kept) = (caches + drafter + self.pooling.used_bytes(), self.kept.bytes());
         Reading {
             sessions: self.sessions.len() as u64,
             waiting: (self.waiting.len() + self.pooling.waiting()) as u64,
@@ -313,7 +328,7 @@ impl<'m> Batch<'m> {
         // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays no other
         // session.
         self.sessions.sort_by_key(|session| session.pending() > 1);
-        let (began, alone) = (Instant::now(), self.sessions.len() == 1);
+        let alone = self.sessions.len() == 1;
         let mut rows_left = self.workspace.capacity().rows;
         let mut logits_left = self.workspace.capacity().logit_rows;
         let mut prompt_rows = CHUNK_ROWS;
@@ -337,7 +352,7 @@ impl<'m> Batch<'m> {
             rows_left -= rows;
             logits_left -= wanted;
             let room = rows_left.min(logits_left).min(self.model.ctx - session.ids.len());
-            let drafted = session.draft(&self.model.tokenizer, alone, room);
+            let drafted = session.draft(&self.model.tokenizer, alone, room, &mut self.drafter);
             prompt_rows -= if pending > 1 { rows } else { 0 };
             let start = session.state.len();
             taken.push((index, start, last));
@@ -355,6 +370,8 @@ impl<'m> Batch<'m> {
             self.sweep();
             return;
         }
+        // What drafts took is counted by itself.
+        let began = Instant::now();
         let outcome = self.model.executor.forward(&mut self.workspace, &mut items);
         drop(items);
         let turns = taken.len();

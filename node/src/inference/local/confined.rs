@@ -138,6 +138,8 @@ impl Confined {
             model: args.model.clone(),
             name: model_name(&args.model),
             file: None,
+            drafter: draft.model().map(str::to_owned),
+            drafter_file: None,
             processors: Vec::new(),
             threads: args.threads,
             ctx: args.ctx,
@@ -209,7 +211,9 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
 /// One engine, from its start to its death.
 async fn run(shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = StdStream::pair()?;
-    let located = match library::locate(&shared.spec.model) {
+    let drafter = shared.spec.drafter.as_deref().map(library::locate).transpose();
+    let located = library::locate(&shared.spec.model).and_then(|located| Ok((located, drafter?.flatten())));
+    let (located, drafter) = match located {
         Ok(located) => located,
         Err(error) => {
             lock(&shared.state).loaded = Some(Err(error.to_string()));
@@ -218,14 +222,16 @@ async fn run(shared: &Shared) -> io::Result<()> {
     };
     let mut spec = shared.spec.clone();
     let lengths = |located: &library::Located| located.files().map(|(_, bytes)| bytes).collect();
-    spec.file = located.as_ref().map(|located| (located.path.clone(), lengths(located)));
+    let file = |located: &library::Located| (located.path.clone(), lengths(located));
+    spec.file = located.as_ref().map(file);
+    spec.drafter_file = drafter.as_ref().map(file);
     // The engine may open no file: what it computes on is claimed here, and given back when it has ended.
     let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
     let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
     spec.processors = cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
     // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(spec))?)?;
-    if let Some(located) = &located {
+    for located in [&located, &drafter].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
     }

@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io,
     os::{fd::AsFd, unix::net::UnixStream as StdStream},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -28,6 +29,7 @@ use tokio::{
 
 use super::{
     Alone,
+    batch::drafter_bytes,
     wire::{self, FromEngine, ToEngine, WINDOW},
 };
 use crate::{
@@ -60,24 +62,14 @@ pub fn run() -> Result<()> {
     let ToEngine::Start(spec) = wire::read(&mut stream)? else {
         return Err(Error::usage("the first message asks for no model"));
     };
-    let located = match &spec.file {
-        Some((path, lengths)) => {
-            let mut files = Vec::new();
-            while files.len() < lengths.len() {
-                files.extend(descriptors::receive(&stream)?.into_iter().map(File::from));
-            }
-            let mut files = files.into_iter().zip(lengths.iter().copied());
-            let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
-            let (file, bytes) = first;
-            Some(Located { file, bytes, path: path.clone(), rest: files.collect() })
-        }
-        None => None,
-    };
+    let located = receive(&stream, spec.file.as_ref())?;
+    let drafter_file = receive(&stream, spec.drafter_file.as_ref())?;
     stream.set_nonblocking(true)?;
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
     Pool::physical_cores();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let bytes = located.as_ref().map_or(0, |located| located.files().map(|(_, bytes)| bytes).sum());
+    let files = [&located, &drafter_file].into_iter().flatten().flat_map(Located::files);
+    let bytes = files.map(|(_, bytes)| bytes).sum();
     let memory = confine::for_model(bytes, spec.kv_bytes as u64);
     confine::enter_worker(Purpose::Engine, &spec.device, memory);
     let args = EngineArgs {
@@ -93,10 +85,41 @@ pub fn run() -> Result<()> {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors));
         let device = Device::open(args.device, on)?;
-        Model::of(located.as_ref(), &args, device)
+        let mut model = Model::of(located.as_ref(), &args, device.clone())?;
+        if let Some(name) = &spec.drafter {
+            model.draft_with(name, drafter_file.as_ref(), &device)?;
+            fits(&model, name, kv_bytes)?;
+        }
+        Ok(model)
     };
     let alone = Alone::of(load, name, kv_bytes)?;
     runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?).await })
+}
+
+/// Takes the descriptors of a model, if it has a file.
+fn receive(stream: &StdStream, file: Option<&(PathBuf, Vec<u64>)>) -> Result<Option<Located>> {
+    let Some((path, lengths)) = file else { return Ok(None) };
+    let mut files = Vec::new();
+    while files.len() < lengths.len() {
+        files.extend(descriptors::receive(stream)?.into_iter().map(File::from));
+    }
+    let mut files = files.into_iter().zip(lengths.iter().copied());
+    let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
+    let (file, bytes) = first;
+    Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect() }))
+}
+
+/// Refuses a draft model whose state would leave answers less than half of the memory for caches.
+fn fits(model: &Model, drafter: &str, kv_bytes: usize) -> Result<()> {
+    let bytes = drafter_bytes(model);
+    if bytes <= kv_bytes / 2 {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "\"{drafter}\" drafts with {} MiB of state, more than half of the {} MiB for caches: raise --kv-mib or lower --ctx",
+        bytes.div_ceil(1 << 20),
+        kv_bytes >> 20
+    )))
 }
 
 async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {

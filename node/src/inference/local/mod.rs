@@ -278,6 +278,8 @@ impl Ready {
             let why = format!("token {id} does not exist; ids are below {vocab}");
             return Err(Failure::invalid("logit_bias", why));
         }
+        let draft = request.sampling.draft.clone().unwrap_or_default();
+        self.model.drafter_for(&draft).map_err(|why| Failure::invalid("draft", why.to_string()))?;
         let prompt = encode(&self.model, &request.prompt, "prompt")?;
         if prompt.len() > self.model.ctx {
             return Err(Failure::TooLong { tokens: prompt.len(), context: self.model.ctx });
@@ -311,7 +313,7 @@ impl Ready {
             show_special: request.show_special,
             constraint,
             echo,
-            draft: request.sampling.draft.clone().unwrap_or_default(),
+            draft,
             attention,
         };
         let events = jobs.start(ask)?;

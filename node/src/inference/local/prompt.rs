@@ -18,6 +18,7 @@ use api::choice::Draft;
 use scheduler::{AttentionKind, session::MAX_DRAFT};
 use serde_json::{Map, Value};
 use shard::{
+    draft::{DraftModel, DraftSampler},
     executor::{Input, Item, Output, Workspace},
     round::Rounding,
     sample::{Logprob, Sampler, SamplingParams},
@@ -31,7 +32,7 @@ use shard::{
 
 use crate::{
     Error, Result,
-    drafting::{Drafting, Tally},
+    drafting::{Asking, Drafting, Tally},
     model::Model,
 };
 
@@ -144,6 +145,8 @@ pub struct Session {
     ids: Vec<u32>,
     workspace: Workspace,
     rounding: Rounding,
+    /// What the draft model remembers of it.
+    drafter: Option<DraftModel>,
 }
 
 impl Session {
@@ -163,12 +166,13 @@ impl Session {
             ids: Vec::new(),
             workspace: model.workspace(1 + MAX_DRAFT as usize)?,
             rounding,
+            drafter: None,
         })
     }
 
     /// Bytes of state in memory.
     pub fn kv_bytes(&self) -> usize {
-        self.state.bytes()
+        self.state.bytes() + self.drafter.as_ref().map_or(0, DraftModel::bytes)
     }
 
     /// Positions computed so far.
@@ -328,21 +332,40 @@ pub fn generate(
 
     let mut detokenizer = model.tokenizer.stream();
     let mut drafting = Drafting::alone(&request.draft, model.executor.blueprint());
+    let drafter = model.drafter_for(&request.draft)?;
+    let mut draws = None;
+    if let Some(drafter) = drafter {
+        drafting.ask_model(drafter.share);
+        draws = Some(DraftSampler::new(&*drafter.executor, &request.sampling, request.seed)?);
+        if session.drafter.is_none() {
+            session.drafter = Some(DraftModel::new(&*drafter.executor)?);
+        }
+    }
     let mut history = prompt.clone();
     history.reserve(room);
     let mut logits = vec![0.0; vocab];
     let mut end = (room == 0).then_some(Finish::Length);
     while end.is_none() {
-        let mut clock = Instant::now();
+        let began = Instant::now();
         let (known, answers) = (history.len(), history.len() > prompt.len());
         let draft = if answers {
-            let most = (room - summary.ids.len() - 1).min(model.ctx - known);
-            let draft = drafting.propose(&history, &[], most).to_vec();
-            session.catch_up(model, &history, &draft)?;
-            draft
+            let left = room - summary.ids.len() - 1;
+            let most = left.min(model.ctx - known);
+            match (drafter, &mut session.drafter, &mut draws) {
+                (Some(of), Some(model), Some(sampler)) => {
+                    let asking = Asking { executor: &*of.executor, model, sampler };
+                    drafting.propose_asking(&history, &[], (most, left), asking).to_vec()
+                }
+                _ => drafting.propose(&history, &[], most).to_vec(),
+            }
         } else {
             Vec::new()
         };
+        let drafted = began.elapsed();
+        let mut clock = Instant::now();
+        if answers {
+            session.catch_up(model, &history, &draft)?;
+        }
         let (mut right, mut spent) = (0, Duration::ZERO);
         for row in 0..=draft.len() {
             logits.copy_from_slice(&session.workspace.logits(0)[row * vocab..][..vocab]);
@@ -374,7 +397,7 @@ pub fn generate(
         if answers {
             drafting.judge(draft.len() as u32, right as u32, end.is_some(), Some(spent.as_secs_f64() * 1e3));
             drafting.count((history.len() - known) as u32);
-            summary.steps.push(spent);
+            summary.steps.push(drafted + spent);
         }
     }
     summary.finish = end.unwrap_or(Finish::Length);

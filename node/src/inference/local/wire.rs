@@ -35,6 +35,10 @@ pub(super) struct EngineSpec {
     pub(super) name: String,
     /// Where the file is, and the lengths of its parts, whose descriptors follow; `None` for the embedded model.
     pub(super) file: Option<(PathBuf, Vec<u64>)>,
+    /// What the user called the model that drafts, if one does.
+    pub(super) drafter: Option<String>,
+    /// Its file, whose descriptors follow those of the model; `None` for the embedded model, too.
+    pub(super) drafter_file: Option<(PathBuf, Vec<u64>)>,
     /// The processor of each thread, claimed by the parent; none to let the system place them.
     pub(super) processors: Vec<usize>,
     pub(super) threads: Option<u16>,

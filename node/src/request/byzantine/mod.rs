@@ -214,21 +214,23 @@ impl<'a> Case<'a> {
         let (layers, cast) = (segment(), cast());
         let mut logs = Logs::new(HIDDEN);
         let mut steps = Rng::new(mix(seed));
-        // By what a request drafts: nothing, anything, a form (short and right), a lookup (deep, all right or all wrong).
-        let drafter = steps.below(4);
+        // By what a request drafts: nothing, anything, a form (short and right), a lookup (deep, all right or all wrong), a
+        // model (deep, mostly right).
+        let drafter = steps.below(5);
         let mut at = 0;
         while at < POSITIONS {
             // The prompt, or a row and those drafted behind it, of which `right` are right.
             let (rows, drafted) = match at {
                 0 => (PROMPT as usize, 0),
                 _ => {
-                    let deepest = [0, MAX_DRAFT as usize, 4, MAX_DRAFT as usize][drafter];
+                    let deepest = [0, MAX_DRAFT as usize, 4, MAX_DRAFT as usize, MAX_DRAFT as usize][drafter];
                     (1, steps.below(deepest + 1))
                 }
             };
             let right = match drafter {
                 2 => drafted,
                 3 => drafted * usize::from(steps.happens(0.5)),
+                4 => (0..drafted).take_while(|_| steps.happens(0.8)).count(),
                 _ => steps.below(drafted + 1),
             };
             let right = right.min(POSITIONS - at - rows);

@@ -60,6 +60,24 @@ pub enum Ask {
         /// First layers of the ranges whose caches stay for sessions that begin alike, and how many positions of each.
         keep: Vec<(u32, u32)>,
     },
+    /// Draft for a session from now on. Answered by [`Tell::Opened`].
+    OpenDraft {
+        /// Echoed.
+        id: u64,
+        /// Whose.
+        session: [u8; 16],
+        /// How its tokens are chosen.
+        sampling: Sampling,
+        /// The seed of every draw.
+        seed: u64,
+    },
+    /// What follows a text; the payload is its u32 ids. Answered by [`Tell::Drafted`].
+    Draft {
+        /// Echoed.
+        id: u64,
+        /// For which session.
+        session: [u8; 16],
+    },
     /// Forget what was kept of an ended session.
     Forget {
         /// Which.
@@ -105,6 +123,14 @@ pub enum Tell {
         id: u64,
         /// Positions still computed.
         have: u32,
+    },
+    /// To [`Ask::Draft`]; the payload is the token and how likely it seems, 0 to 1, u32 and f32; nothing where the context is
+    /// full.
+    Drafted {
+        /// As asked.
+        id: u64,
+        /// Tokens that were new.
+        read: u32,
     },
     /// To [`Ask::Finish`]; the payload is text.
     Finished {
@@ -182,6 +208,8 @@ pub struct Ready {
     pub layers: Vec<(u32, u32)>,
     pub hidden: u32,
     pub vocab: u32,
+    /// [`shard::tokenizer::Tokenizer::digest`]; zeros without a tokenizer.
+    pub vocabulary: [u8; 32],
     pub context: u32,
     pub kv_bytes_per_layer_position: u64,
     pub resident_bytes: u64,

@@ -27,6 +27,7 @@ use scheduler::{
     capability::MAX_LAYERS,
     layer_cost::{LayerCost, LayerCosts},
 };
+use shard::draft::DraftToken;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 pub use message::*;
@@ -85,6 +86,27 @@ pub fn ids_to_bytes(ids: &[u32]) -> Vec<u8> {
 pub fn ids_from_bytes(bytes: &[u8]) -> Option<Vec<u32>> {
     let (ids, rest) = bytes.as_chunks::<4>();
     rest.is_empty().then(|| ids.iter().map(|id| u32::from_le_bytes(*id)).collect())
+}
+
+/// What a draft model said, as a payload.
+pub fn drafted_to_bytes(said: DraftToken) -> Vec<u8> {
+    [said.token.to_le_bytes(), said.chance.to_le_bytes()].concat()
+}
+
+/// What a draft model said, out of a payload; nothing out of none.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] when it is neither, or a chance that cannot be.
+pub fn drafted_from_bytes(bytes: &[u8]) -> io::Result<Option<DraftToken>> {
+    let odd = || malformed("a drafted token that is none");
+    match bytes.as_chunks::<4>() {
+        ([], []) => Ok(None),
+        ([token, chance], []) => {
+            let (token, chance) = (u32::from_le_bytes(*token), f32::from_le_bytes(*chance));
+            if (0.0..=1.0).contains(&chance) { Ok(Some(DraftToken { token, chance })) } else { Err(odd()) }
+        }
+        _ => Err(odd()),
+    }
 }
 
 /// Tokens of a prompt as a payload.

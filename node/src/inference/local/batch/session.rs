@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprobs, Usage};
 use shard::{
+    draft::{DraftModel, DraftSampler},
     sample::{Logprob, Sampler},
     state::{PrefixCache, SessionState},
     stop::StopStrings,
@@ -15,7 +16,12 @@ use shard::{
 use tracing::{Span, field::Empty};
 
 use super::{EVENTS_PER_PASS, Job, named};
-use crate::{Result, constrain::Constraint, drafting::Drafting, model::Model};
+use crate::{
+    Result,
+    constrain::Constraint,
+    drafting::{Asking, Drafting},
+    model::{Model, ModelDrafter},
+};
 
 /// One answer under way.
 pub(super) struct Session<'m> {
@@ -27,6 +33,8 @@ pub(super) struct Session<'m> {
     stops: StopStrings,
     text: Detokenizer<'m>,
     drafting: Drafting,
+    /// The model that drafts for it, and how that chooses.
+    drafter: Option<(&'m ModelDrafter, DraftSampler)>,
     /// Most tokens to generate, the context considered.
     room: usize,
     /// Bytes its cache may grow to.
@@ -72,8 +80,16 @@ impl<'m> Session<'m> {
             parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
             tokens = Empty, ttft_ms = Empty
         );
+        let mut drafting = Drafting::alone(&ask.draft, blueprint);
+        let drafter = model.drafter_for(&ask.draft)?;
+        let drafter = drafter.map(|drafter| {
+            drafting.ask_model(drafter.share);
+            let draws = DraftSampler::new(&*drafter.executor, &ask.sampling, ask.seed)?;
+            Ok::<_, crate::Error>((drafter, draws))
+        });
         Ok(Self {
-            drafting: Drafting::alone(&ask.draft, blueprint),
+            drafting,
+            drafter: drafter.transpose()?,
             reused: state.len(),
             job,
             state,
@@ -102,17 +118,30 @@ impl<'m> Session<'m> {
     }
 
     /// Puts drafted tokens behind those known, `most` at most, if this session has the pass for itself (`alone`); how many.
-    pub(super) fn draft(&mut self, tokenizer: &Tokenizer, alone: bool, most: usize) -> usize {
+    pub(super) fn draft(
+        &mut self,
+        tokenizer: &Tokenizer,
+        alone: bool,
+        most: usize,
+        model: &mut Option<DraftModel>,
+    ) -> usize {
         self.drafting.clear();
         if !alone || self.generated == 0 || self.pending() != 1 || !self.drafting.is_on() {
             return 0;
         }
-        let most = most.min(self.room.saturating_sub(self.generated + 1));
+        let left = self.room.saturating_sub(self.generated + 1);
+        let most = most.min(left);
         let certain = match &mut self.job.ask.constraint {
             Some(constraint) if self.drafting.takes_forced() => constraint.forced(tokenizer, most),
             _ => Vec::new(),
         };
-        let draft = self.drafting.propose(&self.ids, &certain, most);
+        let draft = match (&mut self.drafter, model) {
+            (Some((of, sampler)), Some(model)) => {
+                let asking = Asking { executor: &*of.executor, model, sampler };
+                self.drafting.propose_asking(&self.ids, &certain, (most, left), asking)
+            }
+            _ => self.drafting.propose(&self.ids, &certain, most),
+        };
         self.ids.extend_from_slice(draft);
         draft.len()
     }
