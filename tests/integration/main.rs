@@ -23,6 +23,7 @@ mod gpu;
 mod guides;
 mod hostile;
 mod joining;
+mod kept_state;
 mod kmod;
 mod lab;
 mod latent;

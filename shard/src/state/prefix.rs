@@ -18,6 +18,8 @@ pub struct PrefixCache {
 struct Kept {
     tokens: Vec<u32>,
     state: SessionState,
+    /// Whether [`PrefixCache::unstored`] gave it.
+    stored: bool,
 }
 
 impl PrefixCache {
@@ -54,10 +56,17 @@ impl PrefixCache {
         if tokens.len() < state.len() || state.is_empty() {
             return;
         }
-        self.kept.push(Kept { tokens, state });
+        self.kept.push(Kept { tokens, state, stored: false });
         while self.bytes() > self.limit_bytes {
             self.kept.remove(0);
         }
+    }
+
+    /// The latest session that this has not given yet, to be stored elsewhere: the tokens of its state, and the state.
+    pub fn unstored(&mut self) -> Option<(&[u32], &SessionState)> {
+        let kept = self.kept.iter_mut().rev().find(|kept| !kept.stored)?;
+        kept.stored = true;
+        Some((&kept.tokens[..kept.state.len()], &kept.state))
     }
 
     /// Bytes of all states kept.
@@ -101,5 +110,9 @@ mod tests {
         assert!(prefixes.take(AttentionKind::Dense, &[0, 0]).is_none());
         assert_eq!(prefixes.take(AttentionKind::Dense, &[2, 2]).map(|kv| kv.len()), Some(1));
         assert_eq!(prefixes.hits_and_misses(), (3, 2));
+        prefixes.put(vec![7; 6], cache(4));
+        assert_eq!(prefixes.unstored().map(|(tokens, state)| (tokens.len(), state.len())), Some((4, 4)));
+        while prefixes.unstored().is_some() {}
+        assert!(prefixes.bytes() > 0, "what was given is still kept");
     }
 }

@@ -13,6 +13,7 @@
 //! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
 //! as fit the memory for caches run, the others wait in their order; [`MAX_UNREAD`] events wait for each reader.
 
+mod disk;
 mod echo;
 mod gauges;
 mod pooling;
@@ -43,6 +44,7 @@ use shard::{
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::{
+    disk::Disk,
     echo::Echo,
     gauges::{Gauges, Reading},
 };
@@ -182,8 +184,8 @@ impl Room {
 }
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
-/// that begin like earlier ones.
-pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
+/// that begin like earlier ones; those that are long are kept on `disk` as well.
+pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize, disk: Option<Disk>) -> Result<()> {
     let vocab = model.executor.blueprint().vocab;
     let drafter = model.drafter.as_ref().map(|drafter| DraftModel::new(&*drafter.executor)).transpose()?;
     let kv_bytes = kv_bytes.saturating_sub(drafter_bytes(model));
@@ -198,6 +200,7 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         sessions: Vec::new(),
         pooling: Pooling::default(),
         drafter,
+        disk,
         kept: PrefixCache::new(kv_bytes / 4),
         kv_bytes: kv_bytes - kv_bytes / 4,
         logits: vec![0.0; vocab],
@@ -236,6 +239,8 @@ struct Batch<'m> {
     pooling: Pooling,
     /// What the draft model remembers of the text that it read last.
     drafter: Option<DraftModel>,
+    /// Where states outlive this process.
+    disk: Option<Disk>,
     kept: PrefixCache,
     kv_bytes: usize,
     logits: Vec<f32>,
@@ -247,7 +252,12 @@ impl<'m> Batch<'m> {
         self.waiting.retain(|job| !job.events.is_closed());
         let idle = self.sessions.is_empty() && self.waiting.is_empty() && self.pooling.is_idle();
         if idle {
-            match work.recv() {
+            // While nothing is asked for, what was computed goes to disk.
+            let mut asked = work.try_recv();
+            while matches!(asked, Err(TryRecvError::Empty)) && self.store() {
+                asked = work.try_recv();
+            }
+            match asked.or_else(|_| work.recv()) {
                 Ok(work) => self.put(work),
                 Err(_) => return false,
             }
@@ -266,6 +276,11 @@ impl<'m> Batch<'m> {
             }
         }
         true
+    }
+
+    /// Stores a state on disk, if one is to be.
+    fn store(&mut self) -> bool {
+        self.disk.as_mut().is_some_and(|disk| disk.store(&mut self.kept))
     }
 
     fn put(&mut self, work: Work) {
@@ -312,7 +327,7 @@ impl<'m> Batch<'m> {
             }
             let Some(job) = self.waiting.pop_front() else { return };
             let events = job.events.clone();
-            match Session::begin(self.model, job, &mut self.kept, room, bytes) {
+            match Session::begin(self.model, job, (&mut self.kept, self.disk.as_mut()), room, bytes) {
                 Ok(session) => self.sessions.push(session),
                 Err(error) => {
                     let why = error.to_string();

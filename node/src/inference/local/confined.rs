@@ -10,8 +10,9 @@
 
 use std::{
     collections::HashMap,
+    fs::{File, OpenOptions},
     io,
-    os::unix::net::UnixStream as StdStream,
+    os::unix::{fs::OpenOptionsExt, net::UnixStream as StdStream},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -46,17 +47,17 @@ use super::{
     RETRY_AFTER_S,
     batch::Reading,
     gauges, model_name, no_swarm, snapshot,
-    wire::{self, EngineSpec, FromEngine, ToEngine, WINDOW},
+    wire::{self, EngineSpec, FromEngine, KeepSpec, ToEngine, WINDOW},
 };
 use crate::{
-    Result,
+    Error, Result,
     cli::EngineArgs,
     confine::{
         child::{Child, lock},
         descriptors,
     },
     constrain::trial,
-    library, memory,
+    library, memory, sealed,
 };
 
 /// Engines that may die while they load a model, one after the other: the model kills them, and the next one too.
@@ -70,6 +71,38 @@ const CHANNEL: usize = WINDOW + 2;
 /// How often readers of the page hear whether the state changed.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// A file below the data folder in which states of answers outlive the server.
+#[derive(Clone)]
+pub struct KeepState {
+    /// The data folder.
+    pub home: PathBuf,
+    /// Length of the file.
+    pub bytes: u64,
+}
+
+/// What the key of the file is derived for.
+const KEPT_PURPOSE: &str = "shoal 2026 states of answers on disk";
+
+impl KeepState {
+    /// The file, for this process alone, and what it is sealed with.
+    fn open(&self, model: &str) -> Result<(File, KeepSpec)> {
+        let path = self.home.join("kept-state");
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        file.try_lock().map_err(|_| {
+            Error::usage(format!(
+                "another server keeps its state in {}: give this one another --home",
+                path.display()
+            ))
+        })?;
+        if file.metadata()?.len() != self.bytes {
+            file.set_len(self.bytes)?;
+        }
+        let key = sealed::secret(&self.home, KEPT_PURPOSE)?;
+        Ok((file, KeepSpec { key, model: *library::id(model)?.as_bytes() }))
+    }
+}
+
 /// `shoal serve` alone: the engine is another process.
 pub struct Confined {
     shared: Arc<Shared>,
@@ -78,6 +111,8 @@ pub struct Confined {
 
 struct Shared {
     spec: EngineSpec,
+    /// Where states are kept on disk, if they are.
+    keep: Option<KeepState>,
     program: PathBuf,
     /// What may draft tokens of requests that do not say.
     draft: Draft,
@@ -125,8 +160,13 @@ impl Confined {
     ///
     /// # Errors
     /// When this program cannot be found again.
-    pub fn start(args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
-        Self::of(std::env::current_exe()?, args, kv_bytes, draft)
+    pub fn start(
+        args: &EngineArgs,
+        kv_bytes: usize,
+        draft: Draft,
+        keep: Option<KeepState>,
+    ) -> Result<Arc<Self>> {
+        Self::keeping(std::env::current_exe()?, args, kv_bytes, draft, keep)
     }
 
     /// As [`Self::start`], with the program that engines are started from.
@@ -134,6 +174,16 @@ impl Confined {
     /// # Errors
     /// None so far.
     pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
+        Self::keeping(program, args, kv_bytes, draft, None)
+    }
+
+    fn keeping(
+        program: PathBuf,
+        args: &EngineArgs,
+        kv_bytes: usize,
+        draft: Draft,
+        keep: Option<KeepState>,
+    ) -> Result<Arc<Self>> {
         let spec = EngineSpec {
             model: args.model.clone(),
             name: model_name(&args.model),
@@ -147,9 +197,10 @@ impl Confined {
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,
+            keep: None,
         };
-        let shared =
-            Arc::new(Shared { spec, program, draft, next: AtomicU64::new(1), state: Mutex::default() });
+        let (next, state) = (AtomicU64::new(1), Mutex::default());
+        let shared = Arc::new(Shared { spec, keep, program, draft, next, state });
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }
@@ -212,8 +263,10 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
 async fn run(shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = StdStream::pair()?;
     let drafter = shared.spec.drafter.as_deref().map(library::locate).transpose();
-    let located = library::locate(&shared.spec.model).and_then(|located| Ok((located, drafter?.flatten())));
-    let (located, drafter) = match located {
+    let keep = shared.keep.as_ref().map(|keep| keep.open(&shared.spec.model)).transpose();
+    let located = library::locate(&shared.spec.model);
+    let (located, drafter, kept) = match located.and_then(|located| Ok((located, drafter?.flatten(), keep?)))
+    {
         Ok(located) => located,
         Err(error) => {
             lock(&shared.state).loaded = Some(Err(error.to_string()));
@@ -225,6 +278,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let file = |located: &library::Located| (located.path.clone(), lengths(located));
     spec.file = located.as_ref().map(file);
     spec.drafter_file = drafter.as_ref().map(file);
+    spec.keep = kept.as_ref().map(|(_, spec)| spec.clone());
     // The engine may open no file: what it computes on is claimed here, and given back when it has ended.
     let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
     let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
@@ -234,6 +288,9 @@ async fn run(shared: &Shared) -> io::Result<()> {
     for located in [&located, &drafter].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
+    }
+    if let Some((file, _)) = &kept {
+        descriptors::send(&ours, &[file])?;
     }
     ours.set_nonblocking(true)?;
     let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;

@@ -18,7 +18,10 @@ use api::{
     inference::{EmbedRequest, Event, GenerateRequest, TokenLogprobs},
 };
 use futures::StreamExt;
-use shard::{executor::Device, kernels::threads::Pool};
+use shard::{
+    executor::{Class, Device},
+    kernels::threads::Pool,
+};
 use tokio::{
     io::AsyncWriteExt,
     net::UnixStream,
@@ -29,13 +32,15 @@ use tokio::{
 
 use super::{
     Alone,
-    batch::drafter_bytes,
-    wire::{self, FromEngine, ToEngine, WINDOW},
+    batch::{Disk, drafter_bytes},
+    wire::{self, FromEngine, KeepSpec, ToEngine, WINDOW},
 };
 use crate::{
     Error, Result,
     cli::EngineArgs,
+    clock,
     confine::{self, Purpose, descriptors},
+    kept_file::KeptFile,
     library::Located,
     model::{self, Model},
 };
@@ -64,6 +69,12 @@ pub fn run() -> Result<()> {
     };
     let located = receive(&stream, spec.file.as_ref())?;
     let drafter_file = receive(&stream, spec.drafter_file.as_ref())?;
+    let kept = match &spec.keep {
+        Some(keep) => {
+            descriptors::receive(&stream)?.into_iter().next().map(|file| (keep.clone(), File::from(file)))
+        }
+        None => None,
+    };
     stream.set_nonblocking(true)?;
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
     Pool::physical_cores();
@@ -90,7 +101,8 @@ pub fn run() -> Result<()> {
             model.draft_with(name, drafter_file.as_ref(), &device)?;
             fits(&model, name, kv_bytes)?;
         }
-        Ok(model)
+        let kept = kept.map(|(keep, file)| disk(&model, keep, file)).transpose()?;
+        Ok((model, kept))
     };
     let alone = Alone::of(load, name, kv_bytes)?;
     runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?).await })
@@ -107,6 +119,20 @@ fn receive(stream: &StdStream, file: Option<&(PathBuf, Vec<u64>)>) -> Result<Opt
     let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
     let (file, bytes) = first;
     Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect() }))
+}
+
+/// What is kept in `file` of the states of `model`: those that this device computed with this length of context.
+fn disk(model: &Model, keep: KeepSpec, file: File) -> Result<Disk> {
+    let mut of = blake3::Hasher::new();
+    of.update(&keep.model);
+    of.update(&model.executor.state_tag(model.executor.range()).to_le_bytes());
+    of.update(&(model.ctx as u64).to_le_bytes());
+    // One device of class `approx` has not the bits of another.
+    if model.executor.class() == Class::Approx {
+        of.update(model.executor.device().as_bytes());
+    }
+    let file = KeptFile::open(file, &keep.key, *of.finalize().as_bytes(), clock::unix_s())?;
+    Ok(Disk::new(file))
 }
 
 /// Refuses a draft model whose state would leave answers less than half of the memory for caches.

@@ -1,0 +1,67 @@
+//! States that outlive the process: what was computed goes to a file while nothing is asked for, and comes back for prompts that
+//! begin so.
+
+use scheduler::AttentionKind;
+use shard::state::{PrefixCache, SessionState};
+
+use crate::{
+    clock,
+    kept_file::{KeptFile, LEAST_TOKENS},
+    model::Model,
+};
+
+/// See the module's page.
+pub struct Disk {
+    file: Option<KeptFile>,
+}
+
+impl Disk {
+    /// What is kept in `file`.
+    pub(crate) fn new(file: KeptFile) -> Self {
+        Self { file: Some(file) }
+    }
+
+    /// Stores one state that is not stored yet; false when there is none. What cannot be written is said, and nothing is stored
+    /// from then on.
+    pub fn store(&mut self, kept: &mut PrefixCache) -> bool {
+        let Some(file) = &mut self.file else { return false };
+        let Some((tokens, state)) = kept.unstored() else { return false };
+        if tokens.len() <= LEAST_TOKENS {
+            return true;
+        }
+        let snapshot = state.snapshot().map_err(|error| error.to_string());
+        let stored = snapshot.and_then(|snapshot| {
+            let stored = file.keep(state.attention(), tokens, &snapshot, clock::unix_s());
+            stored.map_err(|error| error.to_string())
+        });
+        if let Err(why) = stored {
+            tracing::warn!(why, "no state is stored on disk any more");
+            self.file = None;
+        }
+        true
+    }
+
+    /// The state of a prompt's beginning, where that is longer by [`LEAST_TOKENS`] than the `have` tokens that are kept in memory.
+    pub fn recall(
+        &mut self,
+        model: &Model,
+        attention: AttentionKind,
+        prompt: &[u32],
+        have: usize,
+    ) -> Option<SessionState> {
+        let file = self.file.as_mut()?;
+        let (index, shared) = file.longest(attention, prompt, clock::unix_s())?;
+        let shared = shared.min(prompt.len().saturating_sub(1));
+        if shared < have + LEAST_TOKENS {
+            return None;
+        }
+        let snapshot = file.read(index)?;
+        let mut state = model.executor.new_state_with(model.executor.range(), attention).ok()?;
+        if let Err(error) = state.restore(&snapshot) {
+            tracing::warn!(%error, "a state on disk cannot be used");
+            return None;
+        }
+        let kept = state.rewind(shared);
+        (kept > have).then_some(state)
+    }
+}
