@@ -160,9 +160,7 @@ impl Model {
             let takes = *draft == Draft::Auto && self.executor.blueprint().goes_back();
             return Ok(self.drafter.as_ref().filter(|_| takes));
         };
-        let meant = |drafter: &&ModelDrafter| {
-            named == drafter.name || named == crate::inference::local::model_name(&drafter.name)
-        };
+        let meant = |drafter: &&ModelDrafter| named == drafter.name || named == model_name(&drafter.name);
         let found = self.drafter.as_ref().filter(meant);
         found.map(Some).ok_or_else(|| Error::usage(Draft::no_model(named)))
     }
@@ -194,6 +192,15 @@ impl Model {
         let rows = CHUNK_ROWS.min(self.ctx).max(logit_rows);
         Ok(Workspace::new(&*self.executor, Capacity { rows, items: 1, logit_rows })?)
     }
+}
+
+/// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.
+pub(crate) fn model_name(model: &str) -> String {
+    let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
+    let file = file.strip_suffix(".gguf").unwrap_or(file);
+    let letter =
+        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':') { c } else { '-' };
+    file.chars().take(96).map(letter).collect()
 }
 
 /// Refuses a draft model whose tokens are others than those of the model that it is to draft for.

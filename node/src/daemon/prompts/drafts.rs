@@ -4,33 +4,31 @@ use api::choice::Draft;
 use scheduler::SessionId;
 use shard::sample::SamplingParams;
 
-use super::{
-    params::Trouble,
-    prompt::{PromptTask, Said},
-};
+use super::params::Trouble;
 use crate::{
     daemon::serve::Drafted, drafting::ROW_SHARE, events::PromptRequest, request::DraftTerms,
     worker::DraftSeat,
 };
 
 /// What may draft, and what is believed of steps, one of which is to take `plain_ms`.
-pub(super) fn terms(task: &PromptTask, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
-    let ready = &task.local.ready;
+pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
+    let ready = &local.ready;
     let row_ms = ROW_SHARE * ready.decode_ms * f64::from(ready.num_layers);
     DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.goes_back, plain_ms, row_ms }
 }
 
-/// Where a draft model drafts for it, if one is to. What goes on after a crash goes on without one that is gone.
+/// Where a draft model drafts for it, if one is to. One that goes on after a crash (`resumed`) goes on without a model that is
+/// gone.
 pub(super) async fn seat(
-    task: &PromptTask,
+    local: &Local,
     ask: &PromptRequest,
-    said: &Said,
+    resumed: bool,
     (session, positions, sampling): (SessionId, u32, &SamplingParams),
 ) -> Result<Option<DraftSeat>, Trouble> {
-    let (choice, ready) = (&ask.sampling.draft, &task.local.ready);
-    let named = choice.model().filter(|_| said.ids.is_empty());
+    let (choice, ready) = (&ask.sampling.draft, &local.ready);
+    let named = choice.model().filter(|_| !resumed);
     let wanted = choice.model().is_some() || (*choice == Draft::Auto && ready.goes_back);
-    let drafter = match (&task.local.drafter, choice.model()) {
+    let drafter = match (&local.drafter, choice.model()) {
         (Some(drafter), Some(name)) => drafter.is_meant(name).await.then_some(drafter),
         (drafter, _) => drafter.as_ref(),
     };

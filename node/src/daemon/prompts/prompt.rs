@@ -388,7 +388,8 @@ impl PromptTask {
         };
         inlets.reading.expect(self.local.ready.hidden);
         let positions = (ids.len() as u32).saturating_add(max_tokens);
-        let drafter = match drafts::seat(self, ask, said, (session, positions, &sampling)).await {
+        let resumed = !said.ids.is_empty();
+        let drafter = match drafts::seat(&self.local, ask, resumed, (session, positions, &sampling)).await {
             Ok(drafter) => drafter,
             Err(trouble) => {
                 self.table.leave(self.me, session);
@@ -466,7 +467,7 @@ impl PromptTask {
                 witnesses: routed.witnesses,
             },
             shadow: ask.shadow,
-            draft: drafts::terms(self, ask, expected.step_ms()),
+            draft: drafts::terms(&self.local, ask, expected.step_ms()),
             costs: self.local.ready.costs.clone(),
             recalled,
         };

@@ -13,8 +13,10 @@ use scheduler::SessionId;
 use shard::sample::SamplingParams;
 use tokio::sync::Mutex;
 
-use super::workers::is_called;
-use crate::worker::{self, DraftSeat, Fault, Ready, Spec, Worker};
+use crate::{
+    inference::local::model_name,
+    worker::{self, DraftSeat, Fault, Ready, Spec, Worker},
+};
 
 /// Between two starts of its worker: one that dies of its model must not take the machine.
 const REST: Duration = Duration::from_secs(10);
@@ -97,9 +99,8 @@ impl Drafter {
 
     /// Whether `asked` means this model.
     pub(crate) async fn is_meant(&self, asked: &str) -> bool {
-        let ready = self.running().await.ok();
-        let called = ready.is_some_and(|(_, ready)| is_called(asked, &self.name, &ready.name, ready.model));
-        called || asked == &*self.name || asked == crate::inference::local::model_name(&self.name)
+        let called = asked == &*self.name || asked == model_name(&self.name);
+        called || self.running().await.is_ok_and(|(_, ready)| asked == ready.name)
     }
 
     /// Drafts for a prompt.

@@ -33,6 +33,7 @@ use futures::{
 use shard::{executor::Pooling, gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
 use self::batch::{Ask, Disk, Echo, Jobs, Reading};
+pub(crate) use crate::model::model_name;
 use crate::{Result, cli::EngineArgs, constrain::Constraints, memory, model::Model};
 
 /// How a node alone names itself.
@@ -111,15 +112,6 @@ impl Alone {
             Some(Ok(ready)) => Ok(ready),
         }
     }
-}
-
-/// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.
-pub(crate) fn model_name(model: &str) -> String {
-    let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
-    let file = file.strip_suffix(".gguf").unwrap_or(file);
-    let letter =
-        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':') { c } else { '-' };
-    file.chars().take(96).map(letter).collect()
 }
 
 /// What clients are told of the model in `gguf`, of which sessions hold `ctx` positions.
