@@ -80,26 +80,35 @@ pub struct KeepState {
     pub bytes: u64,
 }
 
+/// The file while a server runs.
+struct KeptState {
+    /// No other server has it. An engine that outlives this process for a moment does not have the lock.
+    _lock: File,
+    /// What engines are given.
+    file: File,
+}
+
 /// What the key of the file is derived for.
 const KEPT_PURPOSE: &str = "shoal 2026 states of answers on disk";
 
 impl KeepState {
-    /// The file, for this process alone, and what it is sealed with.
-    fn open(&self, model: &str) -> Result<(File, KeepSpec)> {
+    /// The file, for this server alone, and what it is sealed with.
+    fn open(&self, model: &str) -> Result<(KeptState, KeepSpec)> {
         let path = self.home.join("kept-state");
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-        file.try_lock().map_err(|_| {
-            Error::usage(format!(
-                "another server keeps its state in {}: give this one another --home",
-                path.display()
-            ))
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)
+        };
+        let (lock, file) = (open()?, open()?);
+        lock.try_lock().map_err(|_| {
+            let path = path.display();
+            Error::usage(format!("another server keeps its state in {path}: give this one another --home"))
         })?;
         if file.metadata()?.len() != self.bytes {
             file.set_len(self.bytes)?;
         }
         let key = sealed::secret(&self.home, KEPT_PURPOSE)?;
-        Ok((file, KeepSpec { key, model: *library::id(model)?.as_bytes() }))
+        Ok((KeptState { _lock: lock, file }, KeepSpec { key, model: *library::id(model)?.as_bytes() }))
     }
 }
 
@@ -112,7 +121,7 @@ pub struct Confined {
 struct Shared {
     spec: EngineSpec,
     /// Where states are kept on disk, if they are.
-    keep: Option<KeepState>,
+    kept: Option<KeptState>,
     program: PathBuf,
     /// What may draft tokens of requests that do not say.
     draft: Draft,
@@ -159,7 +168,7 @@ impl Confined {
     /// sessions, and `draft` says what may draft tokens of requests that do not. Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// When this program cannot be found again.
+    /// When this program cannot be found again, or the file of states cannot be opened.
     pub fn start(
         args: &EngineArgs,
         kv_bytes: usize,
@@ -184,6 +193,8 @@ impl Confined {
         draft: Draft,
         keep: Option<KeepState>,
     ) -> Result<Arc<Self>> {
+        let kept = keep.map(|keep| keep.open(&args.model)).transpose()?;
+        let (kept, keep_spec) = kept.unzip();
         let spec = EngineSpec {
             model: args.model.clone(),
             name: model_name(&args.model),
@@ -197,10 +208,10 @@ impl Confined {
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,
-            keep: None,
+            keep: keep_spec,
         };
         let (next, state) = (AtomicU64::new(1), Mutex::default());
-        let shared = Arc::new(Shared { spec, keep, program, draft, next, state });
+        let shared = Arc::new(Shared { spec, kept, program, draft, next, state });
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }
@@ -263,10 +274,8 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
 async fn run(shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = StdStream::pair()?;
     let drafter = shared.spec.drafter.as_deref().map(library::locate).transpose();
-    let keep = shared.keep.as_ref().map(|keep| keep.open(&shared.spec.model)).transpose();
-    let located = library::locate(&shared.spec.model);
-    let (located, drafter, kept) = match located.and_then(|located| Ok((located, drafter?.flatten(), keep?)))
-    {
+    let located = library::locate(&shared.spec.model).and_then(|located| Ok((located, drafter?.flatten())));
+    let (located, drafter) = match located {
         Ok(located) => located,
         Err(error) => {
             lock(&shared.state).loaded = Some(Err(error.to_string()));
@@ -278,7 +287,6 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let file = |located: &library::Located| (located.path.clone(), lengths(located));
     spec.file = located.as_ref().map(file);
     spec.drafter_file = drafter.as_ref().map(file);
-    spec.keep = kept.as_ref().map(|(_, spec)| spec.clone());
     // The engine may open no file: what it computes on is claimed here, and given back when it has ended.
     let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
     let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
@@ -289,8 +297,8 @@ async fn run(shared: &Shared) -> io::Result<()> {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
     }
-    if let Some((file, _)) = &kept {
-        descriptors::send(&ours, &[file])?;
+    if let Some(kept) = &shared.kept {
+        descriptors::send(&ours, &[&kept.file])?;
     }
     ours.set_nonblocking(true)?;
     let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;
