@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{LayerRange, SessionKind};
 
 use super::{
     Buffers, Capacity, Class, DeviceCounts, Ends, Executor, Gave, Input, Item, OperationTime, Options,
@@ -238,8 +238,8 @@ impl Executor for Split {
         }
     }
 
-    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn LayerState> {
-        self.parts[usize::from(layer >= self.cut())].new_layer_state(layer, attention)
+    fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
+        self.parts[usize::from(layer >= self.cut())].new_layer_state(layer, kind)
     }
 
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {

@@ -259,8 +259,8 @@ impl SessionState {
     #[cfg(feature = "gpu")]
     pub(crate) fn lend(&mut self, count: usize, tags: [u64; 2]) -> [Self; 2] {
         let second = self.layers.split_off(count.min(self.layers.len()));
-        let (attention, len, limit) = (self.attention, self.len, self.limit);
-        let part = |tag, layers| Self { tag, layers, attention, len, limit };
+        let (kind, len, limit) = (self.kind, self.len, self.limit);
+        let part = |tag, layers| Self { tag, layers, kind, len, limit };
         [part(tags[0], std::mem::take(&mut self.layers)), part(tags[1], second)]
     }
 
