@@ -21,12 +21,15 @@ use crate::quant::{
 /// Bytes of 256 weights of a codebook: scale f16, two bytes, scales of 16 as int8, codes of four bits.
 const BOOK_BYTES: usize = 4 + 16 + LEN / 2;
 
+/// Appends a row of the file's bytes as a kernel reads them.
+type Repack = fn(row: &[u8], out: &mut Vec<u8>);
+
 /// A weight format as a kernel reads it.
 pub(super) struct DeviceFormat {
     /// WGSL: `fetch` and `chain` of 32 weights that read rounded activations, or `weight` of one that reads them as f32.
     pub source: String,
     /// Appends a row of the file's bytes as the kernel reads them; `None` for as they are.
-    pub repack: Option<fn(row: &[u8], out: &mut Vec<u8>)>,
+    pub repack: Option<Repack>,
 }
 
 impl DeviceFormat {
