@@ -25,7 +25,7 @@ use chacha20poly1305::{
     ChaCha20Poly1305, KeyInit, Nonce,
     aead::{Aead, Payload},
 };
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 
 /// What is read back is no older, seconds: a week.
 const TTL_S: u64 = 7 * 24 * 3600;
@@ -60,7 +60,7 @@ pub struct KeptFile {
 
 struct Record {
     row: Row,
-    attention: AttentionKind,
+    kind: SessionKind,
     tokens: Vec<u32>,
 }
 
@@ -72,7 +72,7 @@ struct Row {
     state_bytes: u64,
     /// Length of the snapshot before it was compressed.
     snapshot_bytes: u64,
-    attention: String,
+    kind: String,
     expires_s: u64,
 }
 
@@ -121,10 +121,10 @@ impl KeptFile {
             if row.at < RECORDS || row.end() > capacity || row.expires_s <= now_s {
                 continue;
             }
-            let Ok(attention) = row.attention.parse() else { continue };
+            let Ok(kind) = row.kind.parse() else { continue };
             let bytes = kept.unseal(Part::Tokens, row.at, u64::from(row.tokens_bytes));
             let Some(tokens) = bytes.as_deref().and_then(ids) else { continue };
-            kept.records.push(Record { row, attention, tokens });
+            kept.records.push(Record { row, kind, tokens });
         }
         Ok(kept)
     }
@@ -168,10 +168,10 @@ impl KeptFile {
     }
 
     /// The record that shares the longest beginning with `tokens`, and how many tokens that is.
-    pub fn longest(&self, attention: AttentionKind, tokens: &[u32], now_s: u64) -> Option<(usize, usize)> {
+    pub fn longest(&self, kind: SessionKind, tokens: &[u32], now_s: u64) -> Option<(usize, usize)> {
         let shared = |record: &Record| record.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let found = self.records.iter().enumerate();
-        let found = found.filter(|(_, record)| record.attention == attention && record.row.expires_s > now_s);
+        let found = found.filter(|(_, record)| record.kind == kind && record.row.expires_s > now_s);
         found.map(|(index, record)| (index, shared(record))).max_by_key(|(_, shared)| *shared)
     }
 
@@ -195,13 +195,13 @@ impl KeptFile {
     /// When it cannot be written.
     pub fn keep(
         &mut self,
-        attention: AttentionKind,
+        kind: SessionKind,
         tokens: &[u32],
         snapshot: &[u8],
         now_s: u64,
     ) -> io::Result<bool> {
         self.records.retain(|record| record.row.expires_s > now_s);
-        let same = |record: &&Record| record.attention == attention;
+        let same = |record: &&Record| record.kind == kind;
         if tokens.len() <= LEAST_TOKENS
             || self.records.iter().filter(same).any(|record| record.tokens.starts_with(tokens))
         {
@@ -215,7 +215,7 @@ impl KeptFile {
             return Ok(false);
         }
         // What this one goes on from is in it.
-        self.records.retain(|record| record.attention != attention || !tokens.starts_with(&record.tokens));
+        self.records.retain(|record| record.kind != kind || !tokens.starts_with(&record.tokens));
         let at = if self.head + bytes > self.capacity { RECORDS } else { self.head };
         self.records.retain(|record| record.row.end() <= at || record.row.at >= at + bytes);
         if self.records.len() == MAX_RECORDS {
@@ -229,10 +229,10 @@ impl KeptFile {
             tokens_bytes: ids.len() as u32,
             state_bytes: state.len() as u64,
             snapshot_bytes: snapshot.len() as u64,
-            attention: attention.to_string(),
+            kind: kind.to_string(),
             expires_s: now_s.saturating_add(TTL_S),
         };
-        self.records.push(Record { row, attention, tokens: tokens.to_vec() });
+        self.records.push(Record { row, kind, tokens: tokens.to_vec() });
         self.head = at + bytes;
         self.write_directory()?;
         Ok(true)
@@ -259,12 +259,13 @@ fn ids(bytes: &[u8]) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use scheduler::AttentionKind;
     use tempfile::NamedTempFile;
 
     use super::*;
 
     const KEY: [u8; 32] = [7; 32];
-    const DENSE: AttentionKind = AttentionKind::Dense;
+    const DENSE: SessionKind = SessionKind::DEFAULT;
 
     fn file(bytes: u64) -> NamedTempFile {
         let file = NamedTempFile::new().unwrap();
@@ -298,7 +299,7 @@ mod tests {
         let mut kept = open(&file, 1, 101);
         let (index, shared) = kept.longest(DENSE, &longer[..250], 101).unwrap();
         assert_eq!((kept.read(index), shared), (Some(vec![3; 50_000]), 200));
-        assert_eq!(kept.longest(AttentionKind::Window(64), &text, 101), None);
+        assert_eq!(kept.longest(AttentionKind::Window(64).into(), &text, 101), None);
         // A longer state takes the place of what it begins with, and not the other way round.
         assert!(kept.keep(DENSE, &longer, b"longer", 102).unwrap());
         assert!(!kept.keep(DENSE, &text, b"again", 103).unwrap());

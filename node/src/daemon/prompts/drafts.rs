@@ -6,7 +6,10 @@ use shard::sample::SamplingParams;
 
 use super::params::Trouble;
 use crate::{
-    daemon::serve::Drafted, drafting::ROW_SHARE, events::PromptRequest, request::DraftTerms,
+    daemon::serve::{Drafted, Local},
+    drafting::ROW_SHARE,
+    events::PromptRequest,
+    request::DraftTerms,
     worker::DraftSeat,
 };
 

@@ -181,7 +181,7 @@ impl Confined {
     /// As [`Self::start`], with the program that engines are started from.
     ///
     /// # Errors
-    /// None so far.
+    /// Those of [`EngineArgs::device`].
     pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
         Self::keeping(program, args, kv_bytes, draft, None)
     }
@@ -191,9 +191,9 @@ impl Confined {
         args: &EngineArgs,
         kv_bytes: usize,
         draft: Draft,
-        keep: Option<KeepState>,
+        state: Option<KeepState>,
     ) -> Result<Arc<Self>> {
-        let kept = keep.map(|keep| keep.open(&args.model)).transpose()?;
+        let kept = state.map(|state| state.open(&args.model)).transpose()?;
         let (kept, keep_spec) = kept.unzip();
         let spec = EngineSpec {
             model: args.model.clone(),
@@ -204,7 +204,7 @@ impl Confined {
             processors: Vec::new(),
             threads: args.threads,
             ctx: args.ctx,
-            device: args.device.to_string(),
+            device: args.device()?.to_string(),
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,

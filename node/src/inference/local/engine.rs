@@ -89,13 +89,14 @@ pub fn run() -> Result<()> {
         ctx: spec.ctx,
         isa: spec.isa.clone(),
         device: spec.device.parse()?,
+        gpu_memory: None,
         no_pin: spec.no_pin,
     };
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors));
-        let device = Device::open(args.device, on)?;
+        let device = Device::open(args.device()?, on)?;
         let mut model = Model::of(located.as_ref(), &args, device.clone())?;
         if let Some(name) = &spec.drafter {
             model.draft_with(name, drafter_file.as_ref(), &device)?;

@@ -1,7 +1,7 @@
 //! States that outlive the process: what was computed goes to a file while nothing is asked for, and comes back for prompts that
 //! begin so.
 
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use shard::state::{PrefixCache, SessionState};
 
 use crate::{
@@ -31,7 +31,7 @@ impl Disk {
         }
         let snapshot = state.snapshot().map_err(|error| error.to_string());
         let stored = snapshot.and_then(|snapshot| {
-            let stored = file.keep(state.attention(), tokens, &snapshot, clock::unix_s());
+            let stored = file.keep(state.kind(), tokens, &snapshot, clock::unix_s());
             stored.map_err(|error| error.to_string())
         });
         if let Err(why) = stored {
@@ -45,18 +45,18 @@ impl Disk {
     pub fn recall(
         &mut self,
         model: &Model,
-        attention: AttentionKind,
+        kind: SessionKind,
         prompt: &[u32],
         have: usize,
     ) -> Option<SessionState> {
         let file = self.file.as_mut()?;
-        let (index, shared) = file.longest(attention, prompt, clock::unix_s())?;
+        let (index, shared) = file.longest(kind, prompt, clock::unix_s())?;
         let shared = shared.min(prompt.len().saturating_sub(1));
         if shared < have + LEAST_TOKENS {
             return None;
         }
         let snapshot = file.read(index)?;
-        let mut state = model.executor.new_state_with(model.executor.range(), attention).ok()?;
+        let mut state = model.executor.new_state_with(model.executor.range(), kind).ok()?;
         if let Err(error) = state.restore(&snapshot) {
             tracing::warn!(%error, "a state on disk cannot be used");
             return None;

@@ -70,12 +70,12 @@ impl<'m> Session<'m> {
         let stops = StopStrings::new(ask.stop.clone())?;
         // What is shown is told while it is computed, whatever was kept.
         let echoes = ask.echo.is_some();
-        let kept = if echoes { None } else { kept.take(ask.attention, &ask.prompt) };
+        let kept = if echoes { None } else { kept.take(ask.kind, &ask.prompt) };
         let have = kept.as_ref().map_or(0, SessionState::len);
-        let recall = |disk: &mut Disk| disk.recall(model, ask.attention, &ask.prompt, have);
+        let recall = |disk: &mut Disk| disk.recall(model, ask.kind, &ask.prompt, have);
         let kept = disk.filter(|_| !echoes).and_then(recall).or(kept);
         let range = model.executor.range();
-        let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.attention), Ok)?;
+        let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.kind), Ok)?;
         let mut ids = std::mem::take(&mut ask.prompt);
         ids.reserve(room);
         let text = model.tokenizer.stream().show_special(ask.show_special);
