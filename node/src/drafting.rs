@@ -34,7 +34,7 @@ const READS_FASTER: f64 = 8.0;
 /// Reading the text may take a draft model this share of what remains of the answer.
 const READING_SHARE: f64 = 0.03;
 /// More rows than a step may carry are a text that is new to the draft model: what they take says nothing of a guess.
-const FEW_ROWS: usize = MAX_DRAFT as usize + 1;
+pub const FEW_ROWS: usize = MAX_DRAFT as usize + 1;
 /// Weight of the newest measurement of what a guess takes, and the most it counts as, in parts of what was expected.
 const NEW: f64 = 0.2;
 const STALL: f64 = 3.0;
@@ -287,6 +287,22 @@ impl Drafting {
             }
             None => self.model = None,
         }
+    }
+
+    /// The draft model did not answer in `ms`: it is not asked again before this step.
+    pub fn late(&mut self, ms: f64) {
+        let plain_ms = self.depth.as_ref().map_or(1.0, |depth| depth.step_ms(1));
+        let Some(model) = &mut self.model else { return };
+        model.affords = false;
+        model.spent_ms += ms;
+        let before = model.guess_ms(plain_ms);
+        model.ms = Some(before + NEW * (ms.min(before * STALL) - before));
+    }
+
+    /// What a guess of the draft model is taken to take, ms.
+    pub fn guess_ms(&self) -> f64 {
+        let plain_ms = self.depth.as_ref().map_or(1.0, |depth| depth.step_ms(1));
+        self.model.as_ref().map_or(0.0, |model| model.guess_ms(plain_ms))
     }
 
     /// The draft is made: as many of its tokens as pay.

@@ -168,6 +168,10 @@ pub struct ForApi {
     /// Whether the tokens of the prompt are told first, with log-probabilities where these are wanted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub echo: bool,
+    /// Whether the request says nothing of drafts, and what it has is the server's choice: where that cannot draft, nothing is
+    /// refused.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub draft_by_default: bool,
 }
 
 /// How tokens are chosen, and what drafts them; what is `None` is as in [`SamplingParams`].

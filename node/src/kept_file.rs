@@ -9,8 +9,9 @@
 //! A record is the tokens and the snapshot of a state ([`shard::state::SessionState::snapshot`]), compressed with zstd.
 //! Directory and records are sealed with ChaCha20-Poly1305 under a key of the node's identity, each with a nonce of its own and
 //! bound to the model that it is of: what was changed, or is of another model, another length of context or another device,
-//! does not open and is computed again. A directory is written after its records, the older one stays until then: a crash
-//! loses the last record at most.
+//! does not open and is computed again. The seal of tokens is of the session's kind, too, and that of a state of its sealed
+//! tokens: a record of which only a part was written opens as nothing. A directory is written after its records, the older
+//! one stays until then: a crash loses the last record, and those that it was written over.
 //!
 //! Limits: the file's length; [`MAX_RECORDS`] states, the oldest are overwritten; each is forgotten after [`TTL_S`], and its sealed bytes
 //! stay until they are overwritten; states of prompts that are no longer than [`LEAST_TOKENS`] are not worth a record.
@@ -40,6 +41,10 @@ const RECORDS: u64 = 2 * DIRECTORY;
 /// The shortest file: a directory without room for records has no use.
 pub const LEAST_BYTES: u64 = 16 << 20;
 const NONCE: usize = 12;
+/// Between two pieces of this many bytes it is looked whether there is other work: a few milliseconds.
+const PIECE: usize = 1 << 20;
+/// States never become smaller than by this factor: numbers of 16 bits hardly compress.
+const PACKS: u64 = 4;
 /// Fast, and as small as what follows it makes K and V.
 const LEVEL: i32 = 1;
 
@@ -62,6 +67,19 @@ struct Record {
     row: Row,
     kind: SessionKind,
     tokens: Vec<u32>,
+    /// The hash of its sealed tokens, which the seal of its state is of.
+    sealed: [u8; 32],
+}
+
+/// What became of a state that was to be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keeping {
+    /// It is on disk.
+    Written,
+    /// It is not to be: too short, too long, or kept already.
+    Refused,
+    /// It may be another time.
+    Interrupted,
 }
 
 /// A record as the directory has it.
@@ -122,9 +140,10 @@ impl KeptFile {
                 continue;
             }
             let Ok(kind) = row.kind.parse() else { continue };
-            let bytes = kept.unseal(Part::Tokens, row.at, u64::from(row.tokens_bytes));
-            let Some(tokens) = bytes.as_deref().and_then(ids) else { continue };
-            kept.records.push(Record { row, kind, tokens });
+            let Some(bytes) = kept.bytes(row.at, u64::from(row.tokens_bytes)) else { continue };
+            let tokens = kept.unseal(Part::Tokens, row.kind.as_bytes(), &bytes);
+            let Some(tokens) = tokens.as_deref().and_then(ids) else { continue };
+            kept.records.push(Record { row, kind, tokens, sealed: *blake3::hash(&bytes).as_bytes() });
         }
         Ok(kept)
     }
@@ -137,48 +156,77 @@ impl KeptFile {
         if length + 4 > DIRECTORY {
             return None;
         }
-        let bytes = self.unseal(Part::Directory, turn * DIRECTORY + 4, length)?;
+        let bytes = self.bytes(turn * DIRECTORY + 4, length)?;
+        let bytes = self.unseal(Part::Directory, &[], &bytes)?;
         let limits = config::standard().with_limit::<{ DIRECTORY as usize }>();
         bincode::decode_from_slice(&bytes, limits).ok().map(|(directory, _)| directory)
     }
 
-    fn bound(&self, part: Part) -> [u8; 33] {
-        let mut bound = [part as u8; 33];
-        bound[1..].copy_from_slice(&self.of);
-        bound
+    /// What a seal is of: the part, what all of the file is of, and what else belongs to it.
+    fn bound(&self, part: Part, with: &[u8]) -> Vec<u8> {
+        [&[part as u8], &self.of[..], with].concat()
     }
 
-    /// What was sealed at `at`; `None` when it is not what was written there.
-    fn unseal(&mut self, part: Part, at: u64, length: u64) -> Option<Vec<u8>> {
+    fn bytes(&mut self, at: u64, length: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(length).ok()?];
         self.file.seek(SeekFrom::Start(at)).ok()?;
         self.file.read_exact(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// What was sealed; `None` when `bytes` are not what was written, or not `with` this.
+    fn unseal(&self, part: Part, with: &[u8], bytes: &[u8]) -> Option<Vec<u8>> {
         let (nonce, sealed) = bytes.split_at_checked(NONCE)?;
-        let payload = Payload { msg: sealed, aad: &self.bound(part) };
+        let payload = Payload { msg: sealed, aad: &self.bound(part, with) };
         self.cipher.decrypt(Nonce::from_slice(nonce), payload).ok()
     }
 
-    fn seal(&self, part: Part, plain: &[u8]) -> io::Result<Vec<u8>> {
+    fn seal(&self, part: Part, with: &[u8], plain: &[u8]) -> io::Result<Vec<u8>> {
         let mut nonce = [0; NONCE];
         getrandom::fill(&mut nonce).map_err(io::Error::other)?;
-        let payload = Payload { msg: plain, aad: &self.bound(part) };
+        let payload = Payload { msg: plain, aad: &self.bound(part, with) };
         let sealed = self.cipher.encrypt(Nonce::from_slice(&nonce), payload);
         let sealed = sealed.map_err(|_| io::Error::other("a state could not be encrypted"))?;
         Ok([&nonce[..], &sealed].concat())
     }
 
-    /// The record that shares the longest beginning with `tokens`, and how many tokens that is.
-    pub fn longest(&self, kind: SessionKind, tokens: &[u32], now_s: u64) -> Option<(usize, usize)> {
+    /// The record that shares the longest beginning with `tokens`, and how many tokens that is. Where `whole` is asked for it
+    /// is one of which all tokens are that beginning, and fewer than `tokens`: for states that do not go back.
+    pub fn longest(
+        &self,
+        kind: SessionKind,
+        tokens: &[u32],
+        now_s: u64,
+        whole: bool,
+    ) -> Option<(usize, usize)> {
+        let fits = |record: &Record| {
+            !whole || (record.tokens.len() < tokens.len() && tokens.starts_with(&record.tokens))
+        };
         let shared = |record: &Record| record.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let found = self.records.iter().enumerate();
-        let found = found.filter(|(_, record)| record.kind == kind && record.row.expires_s > now_s);
+        let found =
+            found.filter(|(_, record)| record.kind == kind && record.row.expires_s > now_s && fits(record));
         found.map(|(index, record)| (index, shared(record))).max_by_key(|(_, shared)| *shared)
+    }
+
+    /// How many tokens the state of a record is of.
+    pub fn tokens(&self, index: usize) -> usize {
+        self.records.get(index).map_or(0, |record| record.tokens.len())
+    }
+
+    /// Forgets a record.
+    pub fn forget(&mut self, index: usize) {
+        if index < self.records.len() {
+            self.records.remove(index);
+        }
     }
 
     /// The snapshot of a record, which is forgotten when its bytes are not those that were written.
     pub fn read(&mut self, index: usize) -> Option<Vec<u8>> {
-        let row = self.records.get(index)?.row.clone();
-        let packed = self.unseal(Part::State, row.at + u64::from(row.tokens_bytes), row.state_bytes);
+        let Record { row, sealed, .. } = self.records.get(index)?;
+        let (row, sealed) = (row.clone(), *sealed);
+        let packed = self.bytes(row.at + u64::from(row.tokens_bytes), row.state_bytes);
+        let packed = packed.and_then(|packed| self.unseal(Part::State, &sealed, &packed));
         let length = usize::try_from(row.snapshot_bytes).ok()?;
         let snapshot = packed.and_then(|packed| zstd::bulk::decompress(&packed, length).ok());
         let snapshot = snapshot.filter(|snapshot| snapshot.len() == length);
@@ -189,7 +237,36 @@ impl KeptFile {
         snapshot
     }
 
-    /// Keeps the snapshot of the state of `tokens`, unless a longer one that begins so is kept; whether it was written.
+    /// Whether the state of `tokens`, of so many bytes before they are compressed, is one to keep: neither too short nor too
+    /// long, and no longer one that begins so is kept.
+    pub fn wants(&self, kind: SessionKind, tokens: &[u32], state_bytes: usize) -> bool {
+        let same = |record: &&Record| record.kind == kind;
+        tokens.len() > LEAST_TOKENS
+            && state_bytes as u64 / PACKS <= self.capacity - RECORDS
+            && !self.records.iter().filter(same).any(|record| record.tokens.starts_with(tokens))
+    }
+
+    /// Compresses in pieces, or says what is not kept: what is more than fits the file, and what is interrupted between two.
+    fn packed(
+        &self,
+        snapshot: &[u8],
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Result<Vec<u8>, Keeping>> {
+        let mut packing = zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?;
+        for piece in snapshot.chunks(PIECE) {
+            if interrupted() {
+                return Ok(Err(Keeping::Interrupted));
+            }
+            packing.write_all(piece)?;
+            if packing.get_ref().len() as u64 > self.capacity - RECORDS {
+                return Ok(Err(Keeping::Refused));
+            }
+        }
+        packing.finish().map(Ok)
+    }
+
+    /// Keeps the snapshot of the state of `tokens`, unless a longer one that begins so is kept, or `interrupted` says that
+    /// something else is to be done first.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -199,20 +276,24 @@ impl KeptFile {
         tokens: &[u32],
         snapshot: &[u8],
         now_s: u64,
-    ) -> io::Result<bool> {
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Keeping> {
         self.records.retain(|record| record.row.expires_s > now_s);
-        let same = |record: &&Record| record.kind == kind;
-        if tokens.len() <= LEAST_TOKENS
-            || self.records.iter().filter(same).any(|record| record.tokens.starts_with(tokens))
-        {
-            return Ok(false);
+        if !self.wants(kind, tokens, snapshot.len()) {
+            return Ok(Keeping::Refused);
         }
+        let packed = match self.packed(snapshot, interrupted)? {
+            Ok(packed) => packed,
+            Err(not) => return Ok(not),
+        };
+        let named = kind.to_string();
         let ids: Vec<u8> = tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
-        let ids = self.seal(Part::Tokens, &ids)?;
-        let state = self.seal(Part::State, &zstd::bulk::compress(snapshot, LEVEL)?)?;
+        let ids = self.seal(Part::Tokens, named.as_bytes(), &ids)?;
+        let sealed = *blake3::hash(&ids).as_bytes();
+        let state = self.seal(Part::State, &sealed, &packed)?;
         let bytes = (ids.len() + state.len()) as u64;
         if bytes > self.capacity - RECORDS {
-            return Ok(false);
+            return Ok(Keeping::Refused);
         }
         // What this one goes on from is in it.
         self.records.retain(|record| record.kind != kind || !tokens.starts_with(&record.tokens));
@@ -229,13 +310,13 @@ impl KeptFile {
             tokens_bytes: ids.len() as u32,
             state_bytes: state.len() as u64,
             snapshot_bytes: snapshot.len() as u64,
-            kind: kind.to_string(),
+            kind: named,
             expires_s: now_s.saturating_add(TTL_S),
         };
-        self.records.push(Record { row, kind, tokens: tokens.to_vec() });
+        self.records.push(Record { row, kind, tokens: tokens.to_vec(), sealed });
         self.head = at + bytes;
         self.write_directory()?;
-        Ok(true)
+        Ok(Keeping::Written)
     }
 
     fn write_directory(&mut self) -> io::Result<()> {
@@ -243,7 +324,7 @@ impl KeptFile {
         let rows = self.records.iter().map(|record| record.row.clone()).collect();
         let directory = Directory { generation: self.generation, head: self.head, rows };
         let bytes = bincode::encode_to_vec(directory, config::standard()).map_err(io::Error::other)?;
-        let sealed = self.seal(Part::Directory, &bytes)?;
+        let sealed = self.seal(Part::Directory, &[], &bytes)?;
         if sealed.len() as u64 + 4 > DIRECTORY {
             return Err(io::Error::other("a directory of states that is too long"));
         }
@@ -277,6 +358,11 @@ mod tests {
         KeptFile::open(file.reopen().unwrap(), &KEY, [of; 32], now_s).unwrap()
     }
 
+    /// Keeps a state while there is nothing else to do; whether it was written.
+    fn keep(kept: &mut KeptFile, kind: SessionKind, tokens: &[u32], state: &[u8], now_s: u64) -> bool {
+        kept.keep(kind, tokens, state, now_s, &mut || false).unwrap() == Keeping::Written
+    }
+
     fn tokens(first: u32, count: usize) -> Vec<u32> {
         std::iter::once(first).chain(0..count as u32 - 1).collect()
     }
@@ -293,21 +379,21 @@ mod tests {
         let file = file(LEAST_BYTES);
         let mut kept = open(&file, 1, 100);
         let (text, longer) = (tokens(5, 200), tokens(5, 300));
-        assert!(!kept.keep(DENSE, &text[..LEAST_TOKENS], b"short", 100).unwrap());
-        assert!(kept.keep(DENSE, &text, &[3; 50_000], 100).unwrap());
-        assert!(kept.keep(DENSE, &tokens(6, 100), b"another", 100).unwrap());
+        assert!(!keep(&mut kept, DENSE, &text[..LEAST_TOKENS], b"short", 100));
+        assert!(keep(&mut kept, DENSE, &text, &[3; 50_000], 100));
+        assert!(keep(&mut kept, DENSE, &tokens(6, 100), b"another", 100));
         let mut kept = open(&file, 1, 101);
-        let (index, shared) = kept.longest(DENSE, &longer[..250], 101).unwrap();
+        let (index, shared) = kept.longest(DENSE, &longer[..250], 101, false).unwrap();
         assert_eq!((kept.read(index), shared), (Some(vec![3; 50_000]), 200));
-        assert_eq!(kept.longest(AttentionKind::Window(64).into(), &text, 101), None);
+        assert_eq!(kept.longest(AttentionKind::Window(64).into(), &text, 101, false), None);
         // A longer state takes the place of what it begins with, and not the other way round.
-        assert!(kept.keep(DENSE, &longer, b"longer", 102).unwrap());
-        assert!(!kept.keep(DENSE, &text, b"again", 103).unwrap());
+        assert!(keep(&mut kept, DENSE, &longer, b"longer", 102));
+        assert!(!keep(&mut kept, DENSE, &text, b"again", 103));
         assert_eq!(open(&file, 1, 104).records.len(), 2);
         assert!(open(&file, 2, 104).records.is_empty());
         assert!(KeptFile::open(file.reopen().unwrap(), &[8; 32], [1; 32], 104).unwrap().records.is_empty());
         // A week later nothing is left of it.
-        assert_eq!(open(&file, 1, 104).longest(DENSE, &longer, 103 + TTL_S), None);
+        assert_eq!(open(&file, 1, 104).longest(DENSE, &longer, 103 + TTL_S, false), None);
         assert!(open(&file, 1, 103 + TTL_S).records.is_empty());
     }
 
@@ -315,7 +401,7 @@ mod tests {
     fn a_flipped_byte_is_noticed_and_nothing_lies_there_in_the_clear() {
         let file = file(LEAST_BYTES);
         let (text, state) = (tokens(70_000, 500), [9, 8, 7, 6, 5, 4, 3, 2].repeat(10_000));
-        open(&file, 1, 100).keep(DENSE, &text, &state, 100).unwrap();
+        assert!(keep(&mut open(&file, 1, 100), DENSE, &text, &state, 100));
         let mut bytes = std::fs::read(file.path()).unwrap();
         let plain: Vec<u8> = text[..3].iter().flat_map(|id| id.to_le_bytes()).collect();
         for secret in [&plain[..], &state[..16], &[0x28, 0xb5, 0x2f, 0xfd], b"dense"] {
@@ -346,15 +432,59 @@ mod tests {
         let file = file(LEAST_BYTES);
         let mut kept = open(&file, 1, 100);
         for n in 0..9 {
-            assert!(kept.keep(DENSE, &tokens(n, 100), &noise(n as u8, 4 << 20), 100).unwrap());
+            assert!(keep(&mut kept, DENSE, &tokens(n, 100), &noise(n as u8, 4 << 20), 100));
         }
         let mut kept = open(&file, 1, 101);
         assert_eq!(kept.records.len(), 3);
         for n in 6..9 {
-            let (index, shared) = kept.longest(DENSE, &tokens(n, 100), 101).unwrap();
+            let (index, shared) = kept.longest(DENSE, &tokens(n, 100), 101, false).unwrap();
             assert_eq!((kept.read(index).unwrap() == noise(n as u8, 4 << 20), shared), (true, 100));
         }
-        assert!(!kept.keep(DENSE, &tokens(50, 100), &noise(50, 17 << 20), 101).unwrap(), "beyond the file");
+        assert!(!keep(&mut kept, DENSE, &tokens(50, 100), &noise(50, 17 << 20), 101), "beyond the file");
         assert_eq!(kept.records.len(), 3);
+    }
+
+    /// A crash that leaves other tokens, or another kind, in front of a state of the same length.
+    #[test]
+    fn a_state_opens_with_its_own_tokens_only() {
+        let (file, other) = (file(LEAST_BYTES), file(LEAST_BYTES));
+        let q8: SessionKind = "dense/q8".parse().unwrap();
+        for (first, kind) in [(9, DENSE), (5, q8)] {
+            assert!(keep(&mut open(&file, 1, 100), DENSE, &tokens(5, 100), &[3; 5_000], 100));
+            assert!(keep(&mut open(&other, 1, 100), kind, &tokens(first, 100), &[4; 5_000], 100));
+            let row = open(&file, 1, 101).records[0].row.clone();
+            assert_eq!(open(&other, 1, 101).records[0].row.tokens_bytes, row.tokens_bytes);
+            let (mut torn, theirs) =
+                (std::fs::read(file.path()).unwrap(), std::fs::read(other.path()).unwrap());
+            let of_tokens = row.at as usize..(row.at + u64::from(row.tokens_bytes)) as usize;
+            torn[of_tokens.clone()].copy_from_slice(&theirs[of_tokens]);
+            std::fs::write(file.path(), &torn).unwrap();
+            let mut kept = open(&file, 1, 101);
+            assert_eq!((kept.records.len(), kept.read(0)), (usize::from(kind == DENSE), None));
+            for file in [&file, &other] {
+                std::fs::write(file.path(), vec![0; LEAST_BYTES as usize]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn other_work_comes_first_and_what_cannot_go_back_is_taken_whole() {
+        let file = file(LEAST_BYTES);
+        let mut kept = open(&file, 1, 100);
+        let (text, mut left) = (tokens(5, 200), 2);
+        let mut busy = || {
+            left -= 1;
+            left < 0
+        };
+        let state = noise(1, 4 << 20);
+        assert_eq!(kept.keep(DENSE, &text, &state, 100, &mut busy).unwrap(), Keeping::Interrupted);
+        assert!(kept.records.is_empty() && kept.wants(DENSE, &text, state.len()));
+        assert!(!kept.wants(DENSE, &text, 1 << 30), "more than the file");
+        assert!(keep(&mut kept, DENSE, &text, &state, 100) && !kept.wants(DENSE, &text, state.len()));
+        let longer = tokens(5, 300);
+        assert_eq!(kept.longest(DENSE, &longer, 101, true), Some((0, 200)));
+        assert_eq!(kept.longest(DENSE, &text, 101, true), None);
+        assert_eq!(kept.longest(DENSE, &text[..150], 101, true), None);
+        assert_eq!(kept.longest(DENSE, &text[..150], 101, false), Some((0, 150)));
     }
 }

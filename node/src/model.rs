@@ -98,8 +98,13 @@ impl Prepared {
     /// # Errors
     /// A device that this build or this machine does not have.
     pub fn device(&self, args: &EngineArgs) -> Result<Device> {
+        Device::open(args.device()?, || self.cpu(args))
+    }
+
+    /// The processors that were claimed.
+    fn cpu(&self, args: &EngineArgs) -> Result<Arc<Cpu>> {
         let processors = self.cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
-        Device::open(args.device()?, || cpu(args.isa.as_deref(), Pool::on(self.threads, processors)))
+        cpu(args.isa.as_deref(), Pool::on(self.threads, processors))
     }
 }
 
@@ -131,7 +136,7 @@ impl Model {
         let device = prepared.device(args)?;
         let mut model = Self::of(prepared.located.as_ref(), args, device.clone())?;
         if let Some((name, located)) = &prepared.drafter {
-            model.draft_with(name, located.as_ref(), &device)?;
+            model.draft_with(name, located.as_ref(), &on_cpu(&device, || prepared.cpu(args))?)?;
         }
         Ok(Self { _cores: prepared.cores, ..model })
     }
@@ -139,12 +144,16 @@ impl Model {
     /// Has the model called `name`, whose file is open already, draft for this one; `None` is the embedded model.
     ///
     /// # Errors
-    /// Those of the engine for a file that is not sound, and when the vocabularies differ.
+    /// Those of the engine for a file that is not sound, when the vocabularies differ, and for a model whose states do not go
+    /// back: it would read the whole text again behind each wrong guess.
     pub fn draft_with(&mut self, name: &str, located: Option<&Located>, device: &Device) -> Result<()> {
         let gguf = Arc::new(library::parse(located)?);
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         same_vocabulary((&self.name, &self.tokenizer), (name, &tokenizer))?;
         let executor = load_whole(&gguf, device, self.ctx.min(context(&gguf, Some(self.ctx))?))?;
+        if !executor.blueprint().goes_back() {
+            return Err(Error::usage(no_way_back(&model_name(name))));
+        }
         let bytes = |executor: &dyn Executor| executor.bytes_per_token(0) as f64;
         let share = bytes(&*executor) / bytes(&*self.executor).max(1.0);
         self.drafter = Some(ModelDrafter { name: name.to_owned(), executor, share });
@@ -203,6 +212,25 @@ pub(crate) fn model_name(model: &str) -> String {
     file.chars().take(96).map(letter).collect()
 }
 
+/// Why a model whose states do not go back does not draft.
+pub(crate) fn no_way_back(drafter: &str) -> String {
+    format!(
+        "\"{drafter}\" cannot draft: its state does not go back behind a wrong guess; choose a model that is no recurrent one, or \
+         --draft auto"
+    )
+}
+
+/// The processor for a draft model of a model on `device`: what a GPU has room for is the larger model's.
+///
+/// # Errors
+/// Those of `cpu`.
+pub fn on_cpu(device: &Device, cpu: impl FnOnce() -> Result<Arc<Cpu>>) -> Result<Device> {
+    match device {
+        Device::Cpu(_) => Ok(device.clone()),
+        _ => Ok(Device::Cpu(cpu()?)),
+    }
+}
+
 /// Refuses a draft model whose tokens are others than those of the model that it is to draft for.
 ///
 /// # Errors
@@ -215,6 +243,8 @@ fn same_vocabulary((name, ours): (&str, &Tokenizer), (drafter, theirs): (&str, &
         |id: &u32| ours.token_text(*id) == theirs.token_text(*id) && ours.kind(*id) == theirs.kind(*id);
     let (few, many) = (ours.len().min(theirs.len()), ours.len().max(theirs.len()));
     let first = (0..few as u32).find(|id| !same(id)).unwrap_or(few as u32);
+    let drafter = model_name(drafter);
+    let name = model_name(name);
     Err(Error::usage(format!(
         "\"{drafter}\" cannot draft for \"{name}\": their vocabularies differ (token {first} of up to {many}, \"{}\" and \"{}\"); \
          choose a draft model of the same family",

@@ -36,10 +36,14 @@ pub(super) fn is_name(text: &str) -> Result<bool> {
     Ok(Library::load(&home)?.get(text).is_some() || listed())
 }
 
-/// Fetches the model that is to draft, if one is and it is not here, and names its file.
+/// Fetches the model that is to draft, if one is and it is not here. It keeps the name by which requests may ask for it, unless
+/// only its file can be opened.
 pub(super) fn drafter(draft: &mut Draft, terms: Terms<'_>) -> Result<()> {
     if let Draft::By(DraftBy { model: Some(name), .. }) = draft {
-        *name = model(name, terms)?;
+        let opened = model(name, terms)?;
+        if opened != *name && Library::load(&library::home()?)?.find(name).is_err() {
+            *name = opened;
+        }
     }
     Ok(())
 }

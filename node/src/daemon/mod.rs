@@ -89,11 +89,15 @@ struct Daemon {
 /// # Errors
 /// When another node runs below the same folder, the network does not start, or the model cannot be loaded.
 pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
-    let Setup { home, identity, network, file_bytes, worker, serve, model, num_layers, invite, .. } = setup;
+    let Setup { home, identity, network, file_bytes, mut worker, serve, model, num_layers, invite, .. } =
+        setup;
     let Setup { absent, beside, mut caps, front, drafter, keeps, .. } = setup;
     // Its weights are the node's as well.
     let drafter_bytes = drafter.as_ref().map_or(0, |drafter| drafter.file_bytes);
     caps.weights_bytes = caps.weights_bytes.map(|most| most.saturating_sub(drafter_bytes));
+    // What its states may take is promised to no session.
+    let draft_bytes = drafter.as_ref().map_or(0, |_| serve::share_bytes(worker.kv_bytes));
+    worker.kv_bytes -= draft_bytes;
     let listener = control::listen(&home).await?;
     let (network, mut events) = p2p::spawn(network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
@@ -112,7 +116,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     };
     let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
     if let Some(drafter) = drafter {
-        serving.draft_with(drafter).await?;
+        serving.draft_with(drafter, draft_bytes).await?;
     }
     let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps);
     let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);

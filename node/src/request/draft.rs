@@ -14,7 +14,10 @@ use scheduler::{LayerRange, NodeId, depth::Depth, session::MAX_DRAFT};
 use tokio::time::timeout;
 
 pub use crate::drafting::Tally;
-use crate::{drafting::Drafting, worker::DraftSeat};
+use crate::{
+    drafting::{Drafting, FEW_ROWS},
+    worker::{DraftSeat, Fault},
+};
 
 /// What drafts a prompt's tokens, and what is believed of its steps before any was timed.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +33,12 @@ pub struct DraftTerms {
     pub row_ms: f64,
 }
 
-/// A draft model that has said nothing by then is not asked again: its worker is dead or stopped.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A guess is waited for as long as so many are believed to take; in between nothing else of the prompt happens.
+const PATIENCE_GUESSES: f64 = 4.0;
+/// Within these bounds, ms: clocks and tasks are late by the first, and beyond the second nothing is worth the wait.
+const PATIENCE_MS: (f64, f64) = (5.0, 500.0);
+/// A draft model that was late so often in a row is not asked again.
+const MAX_LATE: u32 = 4;
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +63,8 @@ pub(super) struct Drafts {
     by_oracle: bool,
     /// What a step of one row is believed to take, ms.
     plain_ms: f64,
+    /// How often in a row the draft model was late.
+    late: u32,
     /// Positions below this are confirmed, the end of the step that was drawn last.
     confirmed: u32,
     /// Second answers for tentative rows that were others than the first: whose, and from which position on.
@@ -93,21 +102,58 @@ impl Drafts {
         certain: &[u32],
         seat: Option<&DraftSeat>,
     ) -> u32 {
-        // Before it has read the prompt there is nothing to ask it.
-        let pending = if seat.is_some_and(DraftSeat::is_warm) { 0 } else { usize::MAX };
+        let pending = match seat.filter(|_| self.drafting.has_model()) {
+            Some(seat) => self.pending(context, seat).await,
+            None => usize::MAX,
+        };
         self.drafting.begin(context, certain, MAX_DRAFT as usize, (pending, 0));
         while self.drafting.wants() {
-            let asked = Instant::now();
+            let (asked, patience) = (Instant::now(), self.patience());
             let said = match seat {
-                Some(seat) => {
-                    timeout(PATIENCE, seat.next(self.drafting.text())).await.ok().and_then(Result::ok)
-                }
-                None => None,
+                Some(seat) => timeout(patience, seat.next(self.drafting.text())).await,
+                None => Ok(Err(Fault::Refused("no draft model".into()))),
             };
-            let (said, read) = said.unwrap_or_default();
-            self.drafting.said(said, read, asked.elapsed().as_secs_f64() * 1e3);
+            let ms = asked.elapsed().as_secs_f64() * 1e3;
+            match said {
+                Err(_) if self.late < MAX_LATE => {
+                    self.late += 1;
+                    self.drafting.late(ms);
+                }
+                said => {
+                    let (said, read) = said.ok().and_then(Result::ok).unwrap_or_default();
+                    self.late = 0;
+                    self.drafting.said(said, read, ms);
+                }
+            }
         }
         self.drafting.end().len() as u32
+    }
+
+    /// Tokens of the text that the draft model at `seat` has still to read. What is more than it reads for a guess it is told to
+    /// read beside.
+    async fn pending(&mut self, context: &[u32], seat: &DraftSeat) -> usize {
+        if !seat.is_open() {
+            self.drafting.dismiss_model();
+        }
+        let few = |pending: &usize| *pending <= FEW_ROWS;
+        if seat.pending(context).is_none_or(|pending| !few(&pending)) {
+            seat.read(context.to_vec());
+            if drafts_for_tests() {
+                seat.settled().await;
+                seat.read(context.to_vec());
+                seat.settled().await;
+            }
+        }
+        seat.pending(context).filter(few).unwrap_or(usize::MAX)
+    }
+
+    /// How long a guess is waited for. Tests take drafts whatever they cost.
+    fn patience(&self) -> Duration {
+        if drafts_for_tests() {
+            return Duration::from_secs(60);
+        }
+        let ms = PATIENCE_GUESSES * self.drafting.guess_ms();
+        Duration::from_secs_f64(ms.clamp(PATIENCE_MS.0, PATIENCE_MS.1) / 1e3)
     }
 
     /// Drafts what may follow `context`, which the form of the answer continues with `forced` tokens; how many tokens that is.

@@ -23,7 +23,6 @@ use scheduler::{LayerRange, ModelId, SessionId};
 use shard::{
     draft::DraftToken,
     kernels::{Cores, PAGE, threads::Pool},
-    sample::SamplingParams,
 };
 use tokio::{
     io::BufReader,
@@ -32,8 +31,8 @@ use tokio::{
 };
 
 use super::{
-    Conduct, DraftSeat, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession,
-    Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
+    Conduct, DraftSeat, DraftTo, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS,
+    OpenSession, Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell},
     room::Keeps,
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
@@ -290,26 +289,25 @@ impl Worker {
         Ok(reply.have)
     }
 
-    /// Drafts for a prompt of `session`, which grows to `positions` at most and is drawn so; a guess is believed to take
-    /// `guess_ms`.
+    /// A place for a prompt that is drafted for, which grows to `positions` at most; a guess is believed to take `guess_ms`.
+    /// The worker hears of it with the first text ([`DraftSeat::read`]).
     ///
     /// # Errors
-    /// [`Fault::NoRoom`], [`Fault::Busy`] beyond [`super::MAX_DRAFTS`], [`Fault::Refused`]; [`Fault::Dead`].
-    pub async fn draft_for(
-        &self,
-        session: SessionId,
-        positions: u32,
-        (sampling, seed): (&SamplingParams, u64),
-        guess_ms: f64,
-    ) -> Result<DraftSeat, Fault> {
+    /// [`Fault::NoRoom`].
+    pub fn draft_for(&self, to: DraftTo, positions: u32, guess_ms: f64) -> Result<DraftSeat, Fault> {
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
         let costs = self.shared.costs.as_ref();
         let all = costs.and_then(|costs| LayerRange::new(0, costs.num_layers()));
         let bytes = costs.zip(all).map_or(0, |(costs, all)| costs.state_bytes(all, paged));
         let part = self.shared.room.take(bytes)?;
-        let (sampling, name) = (sampling.into(), *session.as_bytes());
-        self.ask(|id| Ask::OpenDraft { id, session: name, sampling, seed }, Vec::new()).await?;
-        Ok(DraftSeat::new(self.clone(), session, guess_ms, part))
+        Ok(DraftSeat::new(self.clone(), to, guess_ms, part))
+    }
+
+    /// Begins to draft; see [`DraftSeat::read`].
+    pub(super) async fn open_draft(&self, to: &DraftTo) -> Result<(), Fault> {
+        let (sampling, seed, vocab) = ((&to.sampling).into(), to.seed, to.vocab);
+        let session = *to.session.as_bytes();
+        self.ask(|id| Ask::OpenDraft { id, session, sampling, seed, vocab }, Vec::new()).await.map(drop)
     }
 
     /// What follows `text`; see [`DraftSeat::next`].

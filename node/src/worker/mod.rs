@@ -62,7 +62,7 @@ use shard::{
 };
 
 pub use assigned::Assigned;
-pub use drafts::{DraftSeat, MAX_DRAFTS};
+pub use drafts::{DraftSeat, DraftTo, MAX_DRAFTS};
 pub use handle::{Worker, spawn};
 pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;

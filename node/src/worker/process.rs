@@ -260,8 +260,8 @@ fn answer(
                 .ok_or_else(|| Fault::Refused("the session does not conduct here".into()));
             (id, text.map(|text| (Tell::Finished { id }, text.into_bytes())))
         }
-        Ask::OpenDraft { id, session, sampling, seed } => {
-            let opened = engine.drafts.open(ipc::session(session), &sampling.into(), seed, now);
+        Ask::OpenDraft { id, session, sampling, seed, vocab } => {
+            let opened = engine.drafts.open(ipc::session(session), &sampling.into(), (seed, vocab), now);
             (id, opened.map(|()| (Tell::Opened { id, have: 0 }, Vec::new())))
         }
         Ask::Draft { id, session } => {

@@ -30,17 +30,20 @@ pub struct DraftToken {
 /// How a draft model chooses: as the model that it drafts for.
 pub struct DraftSampler {
     sampler: Sampler,
+    /// One for each token that both models have.
     logits: Vec<f32>,
 }
 
 impl DraftSampler {
-    /// One for answers drawn with these parameters and seed, by the draft model `executor`.
+    /// One for answers drawn with these parameters and seed, by the draft model `executor` for a model of `vocab` tokens: rows
+    /// that fill up one of both vocabularies are never said.
     ///
     /// # Errors
     /// Those of [`Sampler::new`].
-    pub fn new(executor: &dyn Executor, params: &SamplingParams, seed: u64) -> Result<Self> {
-        let vocab = executor.blueprint().vocab;
-        let params = SamplingParams { logprobs: true, top_logprobs: 0, ..params.clone() };
+    pub fn new(executor: &dyn Executor, params: &SamplingParams, seed: u64, vocab: usize) -> Result<Self> {
+        let vocab = executor.blueprint().vocab.min(vocab);
+        let mut params = SamplingParams { logprobs: true, top_logprobs: 0, ..params.clone() };
+        params.logit_bias.retain(|(id, _)| (*id as usize) < vocab);
         Ok(Self { sampler: Sampler::new(params, seed, vocab)?, logits: vec![0.0; vocab] })
     }
 }
@@ -121,7 +124,9 @@ impl DraftModel {
         }
         self.read(executor, text)?;
         let DraftSampler { sampler, logits } = sampler;
-        logits.copy_from_slice(self.workspace.logits(0));
+        let shared = logits.len();
+        let said = self.workspace.logits(0).get(..shared);
+        logits.copy_from_slice(said.ok_or_else(|| Error::invalid("logits of another vocabulary"))?);
         let choice = sampler.sample(logits, text, text.len() as u64)?;
         let chance = choice
             .logprob
@@ -158,7 +163,7 @@ mod tests {
         let executor = executor();
         let params = SamplingParams { temperature: 0.9, ..SamplingParams::default() };
         for params in [SamplingParams::default(), params] {
-            let mut sampler = DraftSampler::new(&*executor, &params, 7).unwrap();
+            let mut sampler = DraftSampler::new(&*executor, &params, 7, usize::MAX).unwrap();
             let mut model = DraftModel::new(&*executor).unwrap();
             let mut text = vec![1, 5, 9, 2];
             for step in 0..20 {
@@ -178,11 +183,28 @@ mod tests {
     #[test]
     fn what_cannot_be_drafted_behind_is_said() {
         let executor = executor();
-        let mut sampler = DraftSampler::new(&*executor, &SamplingParams::default(), 0).unwrap();
+        let mut sampler = DraftSampler::new(&*executor, &SamplingParams::default(), 0, usize::MAX).unwrap();
         let mut model = DraftModel::new(&*executor).unwrap();
         assert!(model.next(&*executor, &mut sampler, &[]).is_err());
         assert!(model.next(&*executor, &mut sampler, &[u32::MAX]).is_err());
         assert_eq!(model.next(&*executor, &mut sampler, &[1; 65]).unwrap(), None);
         assert!(model.next(&*executor, &mut sampler, &[1; 64]).unwrap().is_some());
+    }
+
+    /// Vocabularies are filled up to different lengths: what only one has is never said, and a bias of it is no error.
+    #[test]
+    fn what_only_one_vocabulary_has_is_not_said() {
+        let executor = executor();
+        let whole = executor.blueprint().vocab;
+        let favored = whole as u32 - 1;
+        let bias = vec![(favored, 100.0), (favored + 7, 100.0)];
+        let params = SamplingParams { logit_bias: bias, ..SamplingParams::default() };
+        let mut model = DraftModel::new(&*executor).unwrap();
+        let mut said = |vocab: usize| {
+            let mut sampler = DraftSampler::new(&*executor, &params, 0, vocab).unwrap();
+            model.next(&*executor, &mut sampler, &[1, 2, 3]).unwrap().unwrap().token
+        };
+        assert_eq!(said(whole + 64), favored);
+        assert!((said(whole - 1) as usize) < whole - 1);
     }
 }

@@ -18,7 +18,7 @@ pub struct PrefixCache {
 struct Kept {
     tokens: Vec<u32>,
     state: SessionState,
-    /// Whether [`PrefixCache::unstored`] gave it.
+    /// Whether it is stored elsewhere, or is not to be.
     stored: bool,
 }
 
@@ -62,11 +62,17 @@ impl PrefixCache {
         }
     }
 
-    /// The latest session that this has not given yet, to be stored elsewhere: the tokens of its state, and the state.
-    pub fn unstored(&mut self) -> Option<(&[u32], &SessionState)> {
-        let kept = self.kept.iter_mut().rev().find(|kept| !kept.stored)?;
-        kept.stored = true;
+    /// The latest session that is not stored elsewhere ([`PrefixCache::mark_stored`]): the tokens of its state, and the state.
+    pub fn unstored(&self) -> Option<(&[u32], &SessionState)> {
+        let kept = self.kept.iter().rev().find(|kept| !kept.stored)?;
         Some((&kept.tokens[..kept.state.len()], &kept.state))
+    }
+
+    /// What [`PrefixCache::unstored`] gives is stored, or is not to be.
+    pub fn mark_stored(&mut self) {
+        if let Some(kept) = self.kept.iter_mut().rev().find(|kept| !kept.stored) {
+            kept.stored = true;
+        }
     }
 
     /// Bytes of all states kept.
@@ -112,7 +118,9 @@ mod tests {
         assert_eq!(prefixes.hits_and_misses(), (3, 2));
         prefixes.put(vec![7; 6], cache(4));
         assert_eq!(prefixes.unstored().map(|(tokens, state)| (tokens.len(), state.len())), Some((4, 4)));
-        while prefixes.unstored().is_some() {}
+        while prefixes.unstored().is_some() {
+            prefixes.mark_stored();
+        }
         assert!(prefixes.bytes() > 0, "what was given is still kept");
     }
 }

@@ -6,7 +6,7 @@ use shard::sample::SamplingParams;
 
 use super::params::Trouble;
 use crate::{
-    daemon::serve::{Drafted, Local},
+    daemon::serve::{Drafted, Drafter, Local},
     drafting::ROW_SHARE,
     events::PromptRequest,
     request::DraftTerms,
@@ -20,34 +20,32 @@ pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftT
     DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.goes_back, plain_ms, row_ms }
 }
 
-/// Where a draft model drafts for it, if one is to. One that goes on after a crash (`resumed`) goes on without a model that is
-/// gone.
-pub(super) async fn seat(
+/// The model that the request itself says is to draft. What the node chose for requests that do not say is none.
+pub(super) fn named(ask: &PromptRequest) -> Option<&str> {
+    ask.sampling.draft.model().filter(|_| !ask.api.draft_by_default)
+}
+
+/// Where a draft model drafts for it, if one is to and can now. One that goes on after a crash (`resumed`) goes on without a
+/// model that is gone.
+///
+/// # Errors
+/// For a request that names a model which never drafts for this one.
+pub(super) fn seat(
     local: &Local,
     ask: &PromptRequest,
     resumed: bool,
     (session, positions, sampling): (SessionId, u32, &SamplingParams),
 ) -> Result<Option<DraftSeat>, Trouble> {
     let (choice, ready) = (&ask.sampling.draft, &local.ready);
-    let named = choice.model().filter(|_| !resumed);
+    let named = named(ask).filter(|_| !resumed);
     let wanted = choice.model().is_some() || (*choice == Draft::Auto && ready.goes_back);
-    let drafter = match (&local.drafter, choice.model()) {
-        (Some(drafter), Some(name)) => drafter.is_meant(name).await.then_some(drafter),
-        (drafter, _) => drafter.as_ref(),
-    };
-    let Some(drafter) = drafter.filter(|_| wanted) else {
+    let meant = |drafter: &&Drafter| choice.model().is_none_or(|name| drafter.is_meant(name));
+    let Some(drafter) = local.drafter.as_ref().filter(|_| wanted).filter(meant) else {
         return named.map_or(Ok(None), |name| Err(Trouble::invalid("draft", Draft::no_model(name))));
     };
-    let prompt = Drafted { session, positions, sampling, seed: ask.seed, ready };
-    match drafter.draft_for(prompt).await {
-        Ok(seat) => Ok(Some(seat)),
-        // Another moment may have room for it; what never works is refused.
-        Err(why) if named.is_some() && drafter.fits(ready).await.is_err() => {
-            Err(Trouble::invalid("draft", why))
-        }
-        Err(why) => {
-            tracing::info!(why, "no draft model for this prompt");
-            Ok(None)
-        }
+    match drafter.fits(ready) {
+        Ok(()) => Ok(drafter.seat(Drafted { session, positions, sampling, seed: ask.seed, ready })),
+        Err(why) if named.is_some() => Err(Trouble::invalid("draft", why)),
+        Err(_) => Ok(None),
     }
 }

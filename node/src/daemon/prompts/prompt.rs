@@ -389,7 +389,7 @@ impl PromptTask {
         inlets.reading.expect(self.local.ready.hidden);
         let positions = (ids.len() as u32).saturating_add(max_tokens);
         let resumed = !said.ids.is_empty();
-        let drafter = match drafts::seat(&self.local, ask, resumed, (session, positions, &sampling)).await {
+        let drafter = match drafts::seat(&self.local, ask, resumed, (session, positions, &sampling)) {
             Ok(drafter) => drafter,
             Err(trouble) => {
                 self.table.leave(self.me, session);

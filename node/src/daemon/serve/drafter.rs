@@ -1,39 +1,53 @@
 //! The node's draft model: a worker of its own, which drafts for this node's prompts and serves no one else.
 //!
-//! It is started with the node, and again at the next prompt when it died. It is not announced, and no route passes it.
+//! It is started with the node, and again in the background when a prompt finds that it died. It computes on the processor, is
+//! not announced, and no route passes it. No prompt waits for it: one that it is not ready for goes without.
 //!
-//! Limits: one model; [`worker::MAX_DRAFTS`] prompts at a time, others go without; one start in [`REST`].
+//! Limits: one model; [`worker::MAX_DRAFTS`] prompts at a time, others go without; their states within a [`SHARE`] of the
+//! memory for caches, which the sessions of others are not promised; one start in [`REST`], each no longer than [`LOADING`].
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use scheduler::SessionId;
-use shard::sample::SamplingParams;
-use tokio::sync::Mutex;
+use scheduler::{CacheType, LayerRange, SessionId};
+use shard::{executor::DeviceName, sample::SamplingParams};
+use tokio::{sync::mpsc, time::timeout};
 
 use crate::{
+    confine::child::lock,
     inference::local::model_name,
-    worker::{self, DraftSeat, Fault, Ready, Spec, Worker},
+    model,
+    worker::{self, DraftSeat, DraftTo, Output, Ready, Room, Source, Spec, Worker},
 };
 
 /// Between two starts of its worker: one that dies of its model must not take the machine.
 const REST: Duration = Duration::from_secs(10);
+/// A small model is loaded in seconds; a start that takes longer has failed.
+const LOADING: Duration = Duration::from_secs(120);
+/// Of the memory for caches, its part: one in so many.
+const SHARE: u64 = 4;
+
+/// What of `kv_bytes` for caches a draft model has.
+pub(crate) fn share_bytes(kv_bytes: u64) -> u64 {
+    kv_bytes / SHARE
+}
 
 /// See the module's page; clones share it.
 #[derive(Clone)]
 pub(crate) struct Drafter {
     name: Arc<str>,
     spec: Arc<Spec>,
+    /// What its first worker said of it.
+    ready: Arc<Ready>,
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Default)]
 struct State {
-    running: Option<(Worker, Ready)>,
-    started: Option<Instant>,
-    why: String,
+    worker: Worker,
+    starting: bool,
+    started: Instant,
 }
 
 /// A prompt to draft for.
@@ -48,75 +62,116 @@ pub(crate) struct Drafted<'a> {
     pub(crate) ready: &'a Ready,
 }
 
+/// It runs no jobs; what it may say otherwise has no reader.
+fn ignore(mut outputs: mpsc::Receiver<Output>) {
+    tokio::spawn(async move { while outputs.recv().await.is_some() {} });
+}
+
 impl Drafter {
-    /// The model that the user called `name`, as `spec` says.
-    pub(crate) fn new(name: &str, spec: Spec) -> Self {
-        Self { name: name.into(), spec: Arc::new(spec), state: Arc::default() }
+    /// Starts the model in `source`, which the user called `name`, as `like` says of other workers; its states take no more
+    /// than `kv_bytes`.
+    ///
+    /// # Errors
+    /// A sentence that says why it cannot draft.
+    pub(crate) async fn start(
+        name: &str,
+        source: Source,
+        like: &Spec,
+        kv_bytes: u64,
+    ) -> Result<Self, String> {
+        let spec = Spec {
+            source,
+            model: None,
+            class: None,
+            layers: Vec::new(),
+            device: DeviceName::Cpu,
+            kv_bytes,
+            room: Room::new(kv_bytes),
+            measure: true,
+            ..like.clone()
+        };
+        let called = model_name(name);
+        let started = Instant::now();
+        let (worker, ready, outputs) = worker::spawn(spec.clone())
+            .await
+            .map_err(|fault| format!("the draft model \"{called}\": {fault}"))?;
+        ignore(outputs);
+        if !ready.goes_back {
+            return Err(model::no_way_back(&called));
+        }
+        let all = LayerRange::new(0, ready.num_layers);
+        let needed = all.map_or(0, |all| ready.state_bytes(all, u64::from(ready.context), CacheType::F16));
+        if needed > kv_bytes {
+            return Err(format!(
+                "\"{called}\" drafts with {} MiB of state, more than its part of the memory for caches, {} MiB: raise --memory \
+                 or lower --ctx",
+                needed.div_ceil(1 << 20),
+                kv_bytes >> 20
+            ));
+        }
+        let state = State { worker, starting: false, started };
+        let (spec, ready) = (Arc::new(spec), Arc::new(ready));
+        Ok(Self { name: name.into(), spec, ready, state: Arc::new(Mutex::new(state)) })
     }
 
-    /// Its worker, started where none runs.
-    async fn running(&self) -> Result<(Worker, Ready), String> {
-        let mut state = self.state.lock().await;
-        if let Some((worker, ready)) = state.running.as_ref().filter(|(worker, _)| worker.is_alive()) {
-            return Ok((worker.clone(), ready.clone()));
+    /// Its worker; where that died another one is started, for later prompts.
+    fn running(&self) -> Option<Worker> {
+        let mut state = lock(&self.state);
+        if state.worker.is_alive() {
+            return Some(state.worker.clone());
         }
-        if state.started.is_some_and(|started| started.elapsed() < REST) {
-            return Err(state.why.clone());
+        if !state.starting && state.started.elapsed() >= REST {
+            (state.starting, state.started) = (true, Instant::now());
+            let this = self.clone();
+            tokio::spawn(async move {
+                let started = timeout(LOADING, worker::spawn((*this.spec).clone())).await;
+                let mut state = lock(&this.state);
+                state.starting = false;
+                match started {
+                    Ok(Ok((worker, _, outputs))) => {
+                        ignore(outputs);
+                        state.worker = worker;
+                    }
+                    Ok(Err(fault)) => tracing::warn!(%fault, "the draft model does not start"),
+                    Err(_) => tracing::warn!("the draft model does not start in time"),
+                }
+            });
         }
-        state.started = Some(Instant::now());
-        "it has just stopped".clone_into(&mut state.why);
-        match worker::spawn((*self.spec).clone()).await {
-            Ok((worker, ready, mut outputs)) => {
-                // It runs no jobs; what it may say otherwise has no reader.
-                tokio::spawn(async move { while outputs.recv().await.is_some() {} });
-                state.running = Some((worker.clone(), ready.clone()));
-                Ok((worker, ready))
-            }
-            Err(fault) => {
-                state.running = None;
-                state.why = fault.to_string();
-                Err(state.why.clone())
-            }
-        }
+        None
     }
 
     /// Whether it can draft for the model that `ready` is of.
     ///
     /// # Errors
     /// A sentence that says why it cannot.
-    pub(crate) async fn fits(&self, ready: &Ready) -> Result<(), String> {
-        let (_, own) =
-            self.running().await.map_err(|why| format!("the draft model \"{}\": {why}", self.name))?;
-        if own.vocabulary == ready.vocabulary {
+    pub(crate) fn fits(&self, ready: &Ready) -> Result<(), String> {
+        let own = &self.ready;
+        if own.vocabulary == ready.vocabulary && own.vocabulary != [0; 32] {
             return Ok(());
         }
         Err(format!(
             "\"{}\" cannot draft for \"{}\": their vocabularies differ ({} tokens and {}); choose a draft model of the same \
              family, or --draft auto",
-            self.name, ready.name, own.vocab, ready.vocab
+            model_name(&self.name),
+            ready.name,
+            own.vocab,
+            ready.vocab
         ))
     }
 
     /// Whether `asked` means this model.
-    pub(crate) async fn is_meant(&self, asked: &str) -> bool {
-        let called = asked == &*self.name || asked == model_name(&self.name);
-        called || self.running().await.is_ok_and(|(_, ready)| asked == ready.name)
+    pub(crate) fn is_meant(&self, asked: &str) -> bool {
+        asked == &*self.name || asked == model_name(&self.name) || asked == self.ready.name
     }
 
-    /// Drafts for a prompt.
-    ///
-    /// # Errors
-    /// A sentence that says why it does not.
-    pub(crate) async fn draft_for(&self, prompt: Drafted<'_>) -> Result<DraftSeat, String> {
-        self.fits(prompt.ready).await?;
-        let (worker, ready) = self.running().await?;
-        let guess_ms = ready.decode_ms * f64::from(ready.num_layers) + ready.head_ms;
-        let positions = prompt.positions.min(ready.context);
-        let how = (prompt.sampling, prompt.seed);
-        let seat = worker.draft_for(prompt.session, positions, how, guess_ms).await;
-        seat.map_err(|fault| match fault {
-            Fault::Busy => "it drafts for as many prompts as it takes".to_owned(),
-            fault => fault.to_string(),
-        })
+    /// A place for a prompt, if there is one now.
+    pub(crate) fn seat(&self, prompt: Drafted<'_>) -> Option<DraftSeat> {
+        let worker = self.running()?;
+        let Drafted { session, positions, sampling, seed, ready } = prompt;
+        let own = &self.ready;
+        let guess_ms = own.decode_ms * f64::from(own.num_layers) + own.head_ms;
+        let to = DraftTo { session, sampling: sampling.clone(), seed, vocab: ready.vocab };
+        let seat = worker.draft_for(to, positions.min(own.context), guess_ms);
+        seat.inspect_err(|fault| tracing::info!(%fault, "no draft model for this prompt")).ok()
     }
 }

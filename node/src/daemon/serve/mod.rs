@@ -25,14 +25,13 @@ pub use self::workers::MOST_BESIDE;
 use self::{
     acquire::{Acquire, News},
     admit::Door,
-    drafter::Drafter,
     load::Waits,
     place::{Moved, Placing},
     workers::Weights,
 };
 pub(super) use self::{
     acquire::{Arrived, answer},
-    drafter::Drafted,
+    drafter::{Drafted, Drafter, share_bytes},
     growth::Steps,
     load::Figures,
     pull::Pulls,
@@ -260,23 +259,16 @@ impl Serving {
         Ok((serving, inbox, heard))
     }
 
-    /// Has a model draft for the prompts of this node. Its caches are of the memory that all models share.
+    /// Has a model draft for the prompts of this node, with `kv_bytes` for its states.
     ///
     /// # Errors
     /// When it cannot be loaded, or speaks other tokens than the first model, where that is here.
-    pub(super) async fn draft_with(&mut self, with: DraftWith) -> Result<()> {
+    pub(super) async fn draft_with(&mut self, with: DraftWith, kv_bytes: u64) -> Result<()> {
         let first = &self.models.first;
-        let spec = worker::Spec {
-            source: with.source,
-            model: None,
-            class: None,
-            layers: Vec::new(),
-            measure: true,
-            ..first.spec.clone()
-        };
-        let drafter = Drafter::new(&with.name, spec);
+        let drafter = Drafter::start(&with.name, with.source, &first.spec, kv_bytes).await;
+        let drafter = drafter.map_err(Error::usage)?;
         if first.ready.num_layers > 0 {
-            drafter.fits(&first.ready).await.map_err(Error::usage)?;
+            drafter.fits(&first.ready).map_err(Error::usage)?;
         }
         self.models.drafter = Some(drafter);
         Ok(())

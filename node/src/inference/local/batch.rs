@@ -254,8 +254,17 @@ impl<'m> Batch<'m> {
         if idle {
             // While nothing is asked for, what was computed goes to disk.
             let mut asked = work.try_recv();
-            while matches!(asked, Err(TryRecvError::Empty)) && self.store() {
-                asked = work.try_recv();
+            while matches!(asked, Err(TryRecvError::Empty)) {
+                let stored = self.store(&mut || {
+                    asked = work.try_recv();
+                    !matches!(asked, Err(TryRecvError::Empty))
+                });
+                if !stored {
+                    break;
+                }
+                if matches!(asked, Err(TryRecvError::Empty)) {
+                    asked = work.try_recv();
+                }
             }
             match asked.or_else(|_| work.recv()) {
                 Ok(work) => self.put(work),
@@ -279,8 +288,8 @@ impl<'m> Batch<'m> {
     }
 
     /// Stores a state on disk, if one is to be.
-    fn store(&mut self) -> bool {
-        self.disk.as_mut().is_some_and(|disk| disk.store(&mut self.kept))
+    fn store(&mut self, wanted: &mut dyn FnMut() -> bool) -> bool {
+        self.disk.as_mut().is_some_and(|disk| disk.store(&mut self.kept, wanted))
     }
 
     fn put(&mut self, work: Work) {

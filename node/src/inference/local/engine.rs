@@ -95,14 +95,14 @@ pub fn run() -> Result<()> {
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
-        let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors));
+        let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors.clone()));
         let device = Device::open(args.device()?, on)?;
         let mut model = Model::of(located.as_ref(), &args, device.clone())?;
         if let Some(name) = &spec.drafter {
-            model.draft_with(name, drafter_file.as_ref(), &device)?;
+            model.draft_with(name, drafter_file.as_ref(), &model::on_cpu(&device, on)?)?;
             fits(&model, name, kv_bytes)?;
         }
-        let kept = kept.map(|(keep, file)| disk(&model, keep, file)).transpose()?;
+        let kept = kept.map(|(keep, file)| disk(&model, &device, &keep, file)).transpose()?;
         Ok((model, kept))
     };
     let alone = Alone::of(load, name, kv_bytes)?;
@@ -122,14 +122,16 @@ fn receive(stream: &StdStream, file: Option<&(PathBuf, Vec<u64>)>) -> Result<Opt
     Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect() }))
 }
 
-/// What is kept in `file` of the states of `model`: those that this device computed with this length of context.
-fn disk(model: &Model, keep: KeepSpec, file: File) -> Result<Disk> {
+/// What is kept in `file` of the states of `model`: those that this version computed on this device with this length of
+/// context. Each says of which kind of session it is.
+fn disk(model: &Model, device: &Device, keep: &KeepSpec, file: File) -> Result<Disk> {
     let mut of = blake3::Hasher::new();
     of.update(&keep.model);
     of.update(&model.executor.state_tag(model.executor.range()).to_le_bytes());
     of.update(&(model.ctx as u64).to_le_bytes());
-    // One device of class `approx` has not the bits of another.
-    if model.executor.class() == Class::Approx {
+    of.update(env!("CARGO_PKG_VERSION").as_bytes());
+    // Processors compute the same bits; of no other device that is known here.
+    if !matches!(device, Device::Cpu(_)) || model.executor.class() == Class::Approx {
         of.update(model.executor.device().as_bytes());
     }
     let file = KeptFile::open(file, &keep.key, *of.finalize().as_bytes(), clock::unix_s())?;

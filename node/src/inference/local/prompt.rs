@@ -336,7 +336,7 @@ pub fn generate(
     let mut draws = None;
     if let Some(drafter) = drafter {
         drafting.ask_model(drafter.share);
-        draws = Some(DraftSampler::new(&*drafter.executor, &request.sampling, request.seed)?);
+        draws = Some(DraftSampler::new(&*drafter.executor, &request.sampling, request.seed, vocab)?);
         if session.drafter.is_none() {
             session.drafter = Some(DraftModel::new(&*drafter.executor)?);
         }

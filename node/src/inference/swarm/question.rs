@@ -72,6 +72,7 @@ pub(super) fn question(
             over_http: true,
             repeatable: request.seed.is_some() && !sampling.logprobs && !request.echo,
             echo: request.echo,
+            draft_by_default: request.sampling.draft.is_none(),
         },
     })
 }

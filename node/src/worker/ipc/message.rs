@@ -70,6 +70,8 @@ pub enum Ask {
         sampling: Sampling,
         /// The seed of every draw.
         seed: u64,
+        /// Tokens of the model that is drafted for.
+        vocab: u32,
     },
     /// What follows a text; the payload is its u32 ids. Answered by [`Tell::Drafted`].
     Draft {

@@ -6,7 +6,7 @@ use shard::state::{PrefixCache, SessionState};
 
 use crate::{
     clock,
-    kept_file::{KeptFile, LEAST_TOKENS},
+    kept_file::{Keeping, KeptFile, LEAST_TOKENS},
     model::Model,
 };
 
@@ -21,23 +21,27 @@ impl Disk {
         Self { file: Some(file) }
     }
 
-    /// Stores one state that is not stored yet; false when there is none. What cannot be written is said, and nothing is stored
-    /// from then on.
-    pub fn store(&mut self, kept: &mut PrefixCache) -> bool {
+    /// Stores one state that is not stored yet; false when there is none. It stays for another time where `wanted` says that
+    /// there is other work. What cannot be written is said, and nothing is stored from then on.
+    pub fn store(&mut self, kept: &mut PrefixCache, wanted: &mut dyn FnMut() -> bool) -> bool {
         let Some(file) = &mut self.file else { return false };
         let Some((tokens, state)) = kept.unstored() else { return false };
-        if tokens.len() <= LEAST_TOKENS {
-            return true;
+        if file.wants(state.kind(), tokens, state.bytes()) {
+            let snapshot = state.snapshot().map_err(|error| error.to_string());
+            let stored = snapshot.and_then(|snapshot| {
+                let stored = file.keep(state.kind(), tokens, &snapshot, clock::unix_s(), wanted);
+                stored.map_err(|error| error.to_string())
+            });
+            match stored {
+                Ok(Keeping::Interrupted) => return true,
+                Ok(Keeping::Written | Keeping::Refused) => {}
+                Err(why) => {
+                    tracing::warn!(why, "no state is stored on disk any more");
+                    self.file = None;
+                }
+            }
         }
-        let snapshot = state.snapshot().map_err(|error| error.to_string());
-        let stored = snapshot.and_then(|snapshot| {
-            let stored = file.keep(state.kind(), tokens, &snapshot, clock::unix_s());
-            stored.map_err(|error| error.to_string())
-        });
-        if let Err(why) = stored {
-            tracing::warn!(why, "no state is stored on disk any more");
-            self.file = None;
-        }
+        kept.mark_stored();
         true
     }
 
@@ -50,15 +54,23 @@ impl Disk {
         have: usize,
     ) -> Option<SessionState> {
         let file = self.file.as_mut()?;
-        let (index, shared) = file.longest(kind, prompt, clock::unix_s())?;
+        let whole = !model.executor.blueprint().goes_back();
+        let (index, shared) = file.longest(kind, prompt, clock::unix_s(), whole)?;
         let shared = shared.min(prompt.len().saturating_sub(1));
         if shared < have + LEAST_TOKENS {
             return None;
         }
+        let tokens = file.tokens(index);
         let snapshot = file.read(index)?;
         let mut state = model.executor.new_state_with(model.executor.range(), kind).ok()?;
-        if let Err(error) = state.restore(&snapshot) {
-            tracing::warn!(%error, "a state on disk cannot be used");
+        let restored = state.restore(&snapshot).map_err(|error| error.to_string());
+        let whole = restored.and_then(|()| match state.len() == tokens {
+            true => Ok(()),
+            false => Err(format!("it has {} positions for {tokens} tokens", state.len())),
+        });
+        if let Err(why) = whole {
+            tracing::warn!(why, "a state on disk cannot be used");
+            file.forget(index);
             return None;
         }
         let kept = state.rewind(shared);

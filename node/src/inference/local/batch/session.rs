@@ -86,14 +86,16 @@ impl<'m> Session<'m> {
         );
         let mut drafting = Drafting::alone(&ask.draft, blueprint);
         let drafter = model.drafter_for(&ask.draft)?;
-        let drafter = drafter.map(|drafter| {
+        let drafter = drafter.and_then(|drafter| {
+            let draws = DraftSampler::new(&*drafter.executor, &ask.sampling, ask.seed, blueprint.vocab);
+            let draws =
+                draws.inspect_err(|error| tracing::warn!(%error, "the draft model cannot draw")).ok()?;
             drafting.ask_model(drafter.share);
-            let draws = DraftSampler::new(&*drafter.executor, &ask.sampling, ask.seed)?;
-            Ok::<_, crate::Error>((drafter, draws))
+            Some((drafter, draws))
         });
         Ok(Self {
             drafting,
-            drafter: drafter.transpose()?,
+            drafter,
             reused: state.len(),
             job,
             state,
