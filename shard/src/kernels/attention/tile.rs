@@ -49,6 +49,7 @@ pub(super) struct Task<'a> {
     pairs: usize,
     curve: Curve,
     window: usize,
+    ahead: usize,
     sinks: Option<&'a [f32]>,
     /// Pairs per unit.
     rows: usize,
@@ -82,6 +83,7 @@ impl<'a> Task<'a> {
             pairs: job.n * group,
             curve: Curve { scale: job.scale, softcap: job.softcap },
             window: job.window().unwrap_or(usize::MAX),
+            ahead: job.ahead,
             sinks: job.sinks,
             rows,
             job: PhantomData,
@@ -91,8 +93,9 @@ impl<'a> Task<'a> {
     /// Positions that pair number `pair` sees.
     #[inline(always)]
     fn visible(&self, pair: usize) -> Range<usize> {
-        let end = self.position(pair) + 1;
-        end.saturating_sub(self.window)..end
+        let next = self.position(pair) + 1;
+        next.saturating_sub(self.window)
+            ..next.saturating_add(self.ahead).min(self.start + self.pairs / self.group)
     }
 
     /// The position of a pair's query row.
