@@ -193,6 +193,41 @@ fn words_become_the_tokens_of_the_published_tokenizer() {
 }
 
 #[test]
+fn unigram_texts_become_the_tokens_of_sentencepiece() {
+    let golden = json("unigram");
+    let tokens: Vec<&str> =
+        golden["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+    let kinds =
+        golden["types"].as_array().unwrap().iter().map(|kind| Kind::from_number(kind.as_i64().unwrap()));
+    let table: Vec<u8> = ids(&golden["charsmap"]).iter().map(|byte| *byte as u8).collect();
+    let made = |rules: Vec<u8>| {
+        Tokenizer::new(Definition {
+            model: "t5",
+            tokens: tokens.clone(),
+            kinds: kinds.clone().collect(),
+            scores: floats(&golden["scores"]),
+            unknown: Some(0),
+            rules,
+            ..Definition::default()
+        })
+    };
+    let tokenizer = made(table.clone()).unwrap();
+    for entry in golden["texts"].as_array().unwrap() {
+        let text = entry["text"].as_str().unwrap();
+        assert_eq!(tokenizer.encode(text, Encode::PLAIN).unwrap(), ids(&entry["ids"]), "{text:?}");
+    }
+    // Damaged tables are refused or do something: they never break.
+    for at in 0..table.len() {
+        let mut damaged = table.clone();
+        damaged[at] ^= 0x55;
+        if let Ok(tokenizer) = made(damaged) {
+            tokenizer.encode("\u{ff21}\u{fb01} cafe\u{301}", Encode::PLAIN).unwrap();
+        }
+        let _ = made(table[..at].to_vec());
+    }
+}
+
+#[test]
 fn checkpoints_become_the_files_that_others_write() {
     let scratch = tempfile::tempdir().unwrap();
     for name in NAMES {

@@ -38,6 +38,8 @@ pub struct Definition<'a> {
     pub add_space_prefix: Option<bool>,
     /// `tokenizer.ggml.remove_extra_whitespaces`
     pub remove_extra_whitespaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`
+    pub rules: Vec<u8>,
     /// Whether control tokens swallow the white space behind them (phi 3; the metadata cannot say so).
     pub strip_after_special: bool,
 }
@@ -55,6 +57,7 @@ impl<'a> Definition<'a> {
         let flag = |name: &str| metadata.bool(&format!("tokenizer.ggml.{name}"));
         let kinds = metadata.i32s("tokenizer.ggml.token_type").unwrap_or_default();
         let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
+        let bytes = metadata.u64s("tokenizer.ggml.precompiled_charsmap");
         let phi3 = metadata.str("general.architecture") == Some("phi3") && model == "llama";
         Ok(Self {
             model,
@@ -73,6 +76,7 @@ impl<'a> Definition<'a> {
             add_sep: flag("add_sep_token"),
             add_space_prefix: flag("add_space_prefix"),
             remove_extra_whitespaces: flag("remove_extra_whitespaces"),
+            rules: bytes.into_iter().flatten().map(|byte| byte as u8).collect(),
             strip_after_special: phi3 || ["phi-3", "phi3"].iter().any(|part| name.contains(part)),
         })
     }

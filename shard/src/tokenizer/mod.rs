@@ -1,14 +1,13 @@
 //! Text to token ids and back, as the model was trained.
 //!
 //! What: a [`Tokenizer`] is built from the `tokenizer.ggml.*` metadata of a GGUF file, with or without weights in it.
-//! Byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) and its variant with merges (`gemma4`), and WordPiece (`bert`) are here; unigram (`t5`) and others
-//! are refused by name. [`chat`] renders conversations with the model's own template.
+//! Byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) and its variant with merges (`gemma4`), WordPiece (`bert`) and unigram (`t5`) are here; others are refused by name. [`chat`] renders conversations with the model's own template.
 //!
 //! Why our own: text comes from strangers and so do vocabularies. Nothing here backtracks, recurses over input or looks at anything
 //! more than O(n log n) times, and no table is larger than the file it came from asks for.
 //!
 //! How: special tokens are found first ([`special`]); what lies between them is cut into pieces ([`pretokenize`]) and
-//! merged ([`bpe`], [`spm`], both on [`merge`]) or looked up ([`wordpiece`]). [`stream`] goes the other way, one token at a time.
+//! merged ([`bpe`], [`spm`], both on [`merge`]) or looked up ([`wordpiece`], [`unigram`]). [`stream`] goes the other way, one token at a time.
 //!
 //! Limits: a text is at most [`MAX_TEXT_BYTES`]. No Unicode normalization is done (qwen2's Hugging Face tokenizer applies
 //! NFC; llama.cpp, and therefore the tokens GGUF users get elsewhere, do not). `clean_up_tokenization_spaces`
@@ -25,6 +24,7 @@ pub mod special;
 pub mod spm;
 pub mod stream;
 pub mod unicode;
+pub mod unigram;
 pub mod vocabulary;
 pub mod wordpiece;
 
@@ -90,6 +90,7 @@ enum Model {
     Bpe(Box<bpe::Bpe>),
     Spm(Box<spm::Spm>),
     WordPiece(Box<wordpiece::WordPiece>),
+    Unigram(Box<unigram::Unigram>),
 }
 
 /// A model's tokens and how to use them. Ids are the rows of its embedding.
@@ -135,6 +136,7 @@ impl Tokenizer {
         let (spm, usual) = match d.model {
             "gpt2" => (false, [None; 3]),
             "llama" | "gemma4" => (true, [Some(1), Some(2), Some(0)]),
+            "t5" => (true, [None, Some(1), Some(2)]),
             "bert" => (true, [Some(101), Some(102), Some(100)]),
             other => return Err(Error::unsupported(format!("tokenizer {other} (tokenizer.ggml.model)"))),
         };
@@ -167,6 +169,10 @@ impl Tokenizer {
         let word_piece = d.model == "bert";
         let (model, add_bos) = if word_piece {
             (Model::WordPiece(Box::new(wordpiece::WordPiece::new(&vocabulary, unknown))), true)
+        } else if d.model == "t5" {
+            let whitespaces = (add_space_prefix, d.remove_extra_whitespaces.unwrap_or(true));
+            let unigram = unigram::Unigram::new(&vocabulary, &d.scores, unknown, &d.rules, whitespaces)?;
+            (Model::Unigram(Box::new(unigram)), false)
         } else if spm {
             let options = spm::Options {
                 add_space_prefix,
@@ -214,7 +220,8 @@ impl Tokenizer {
         }
         let mut first = true;
         let (mut bpe_scratch, mut spm_scratch) = (bpe::Scratch::default(), spm::Scratch::default());
-        let mut words_scratch = wordpiece::Scratch::default();
+        let (mut words_scratch, mut unigram_scratch) =
+            (wordpiece::Scratch::default(), unigram::Scratch::default());
         let strips = |id| self.strip_after_special && self.swallows_space(id);
         self.specials.split(&self.vocabulary, text, how.special, strips, |fragment| match fragment {
             Fragment::Token(id) => {
@@ -225,6 +232,9 @@ impl Tokenizer {
                 match &self.model {
                     Model::Bpe(bpe) => bpe.encode(&self.vocabulary, text, &mut bpe_scratch, &mut ids),
                     Model::Spm(spm) => spm.encode(&self.vocabulary, text, first, &mut spm_scratch, &mut ids),
+                    Model::Unigram(unigram) => {
+                        unigram.encode(&self.vocabulary, text, first, &mut unigram_scratch, &mut ids)
+                    }
                     Model::WordPiece(words) => {
                         words.encode(&self.vocabulary, text, &mut words_scratch, &mut ids)
                     }
