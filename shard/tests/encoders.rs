@@ -22,7 +22,9 @@ use shard::{
     tokenizer::{Definition, Encode, Tokenizer, vocabulary::Kind},
 };
 
-const NAMES: [&str; 3] = ["bert", "nomic_bert", "modern_bert"];
+const NAMES: [&str; 4] = ["bert", "nomic_bert", "modern_bert", "xlm_roberta"];
+/// Those with a checkpoint beside them.
+const CHECKPOINTS: &[&str] = NAMES.split_at(3).0;
 const CONTEXT: usize = 320;
 const LIMIT: f64 = 1e-6;
 
@@ -216,6 +218,10 @@ fn unigram_texts_become_the_tokens_of_sentencepiece() {
         let text = entry["text"].as_str().unwrap();
         assert_eq!(tokenizer.encode(text, Encode::PLAIN).unwrap(), ids(&entry["ids"]), "{text:?}");
     }
+    let own = Tokenizer::from_gguf(open("xlm_roberta").metadata()).unwrap();
+    let plain = |text| own.encode(text, Encode::PLAIN).unwrap();
+    let pair = [vec![1], plain("the shoal"), vec![2, 2], plain("turns"), vec![2]].concat();
+    assert_eq!(own.encode_pair("the shoal", "turns").unwrap(), pair);
     // Damaged tables are refused or do something: they never break.
     for at in 0..table.len() {
         let mut damaged = table.clone();
@@ -230,7 +236,7 @@ fn unigram_texts_become_the_tokens_of_sentencepiece() {
 #[test]
 fn checkpoints_become_the_files_that_others_write() {
     let scratch = tempfile::tempdir().unwrap();
-    for name in NAMES {
+    for &name in CHECKPOINTS {
         let output = scratch.path().join(format!("{name}.gguf"));
         let options = convert::Options { format: quant::by_name("f16").unwrap(), threads: 1 };
         convert(&folder().join(name), &output, &options, &|_, _| {}).unwrap();

@@ -135,7 +135,7 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "qwen35moe", covers: "Qwen 3.5 and 3.6, MoE (text)", read: qwen35moe::read },
     Architecture {
         name: "bert",
-        covers: "BERT, MiniLM, BGE, E5, GTE, mxbai-embed, and cross-encoders of them",
+        covers: "BERT, MiniLM, BGE, bge-m3, E5, GTE, mxbai-embed, XLM-RoBERTa, and cross-encoders of them",
         read: bert::read,
     },
     Architecture { name: "nomic-bert", covers: "nomic-embed-text v1, v1.5", read: nomic_bert::read },

@@ -8,7 +8,8 @@ that F32, F16 and BF16 all hold; attention is sharp (scores of a deviation of ab
 `<name>.gguf` has matrices in F16 and the rest in F32, with tensor names and metadata as llama.cpp's converter writes them;
 `<name>/` is the same model as publishers ship it, the input of `shoal convert`. `<name>.json` holds texts as token ids, for each the
 hidden states of the first and of the last token and the mean of all, and of a pair the score; `wordpiece.json` holds texts and the
-ids that transformers gives to them with a vocabulary without capitals and with one that has them.
+ids that transformers gives to them with a vocabulary without capitals and with one that has them. `unigram.json`, made by
+`unigram.py`, holds a vocabulary of sentencepiece's unigram kind and the ids that sentencepiece gives to texts.
 """
 
 import json
@@ -102,6 +103,10 @@ COMMON = dict(vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=LAYERS, nu
 def models():
     bert = tf.BertConfig(**COMMON, layer_norm_eps=1e-3, num_labels=1, attn_implementation="eager")
     yield "bert", "bert", tf.BertForSequenceClassification(bert), "bert."
+    # Its tokens are those of unigram.json; positions begin behind the row of the padding.
+    xlm = COMMON | dict(vocab_size=300, max_position_embeddings=CONTEXT + 1, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    xlm = tf.XLMRobertaConfig(**xlm, type_vocab_size=1, layer_norm_eps=1e-3, num_labels=1, attn_implementation="eager")
+    yield "xlm_roberta", "bert", tf.XLMRobertaForSequenceClassification(xlm), "roberta."
     nomic = tf.NomicBertConfig(**COMMON, layer_norm_eps=1e-3, attn_implementation="eager")
     yield "nomic_bert", "nomic-bert", tf.NomicBertModel(nomic), ""
     modern = tf.ModernBertConfig(**COMMON, norm_eps=1e-3, local_attention=50, num_labels=1, cls_token_id=CLS, sep_token_id=SEP,
@@ -115,7 +120,7 @@ BERT = {
     "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
     "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
     "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
-    "pooler.dense": "cls", "classifier": "cls.output",
+    "pooler.dense": "cls", "classifier": "cls.output", "classifier.dense": "cls", "classifier.out_proj": "cls.output",
     # nomic, as transformers names it
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "attn_output_norm", "post_mlp_layernorm": "layer_output_norm",
@@ -175,6 +180,41 @@ def write_gguf(name, arch, model, prefix):
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
         writer.add_sliding_window(config.local_attention)
+    if name == "xlm_roberta":
+        write_unigram(writer)
+    else:
+        write_wordpiece(writer)
+    for key, value in fused(name, tensors(model.state_dict(), prefix)):
+        array = value.numpy()
+        if name == "xlm_roberta" and key == "position_embd.weight":
+            array = np.ascontiguousarray(array[1:])
+        half = array.ndim == 2 and key != "token_types.weight"
+        writer.add_tensor(key, array.astype(np.float16) if half else array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_unigram(writer):
+    golden = json.loads((HERE / "unigram.json").read_text())
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list(golden["tokens"])
+    writer.add_token_scores(golden["scores"])
+    writer.add_token_types(golden["types"])
+    writer.add_token_type_count(1)
+    writer.add_precompiled_charsmap(bytes(golden["charsmap"]))
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    writer.add_add_sep_token(True)
+
+
+def write_wordpiece(writer):
     writer.add_tokenizer_model("bert")
     pieces = vocabulary(False)
     writer.add_token_list([phantom(p) for p in pieces])
@@ -186,13 +226,6 @@ def write_gguf(name, arch, model, prefix):
     writer.add_unk_token_id(UNK)
     writer.add_pad_token_id(PAD)
     writer.add_mask_token_id(MASK)
-    for key, value in fused(name, tensors(model.state_dict(), prefix)):
-        array = value.numpy()
-        writer.add_tensor(key, array.astype(np.float16) if array.ndim == 2 and key != "token_types.weight" else array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def write_checkpoint(name, model):
@@ -218,13 +251,14 @@ def golden(name, model):
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     out = {}
     for kind, size in (("short", 9), ("medium", 70), ("long", 290)):
-        ids = [CLS, *(int(i) for i in rng.integers(5, VOCAB, size)), SEP]
+        first, last, vocab = (1, 2, 300) if name == "xlm_roberta" else (CLS, SEP, VOCAB)
+        ids = [first, *(int(i) for i in rng.integers(5, vocab, size)), last]
         types = [0] * len(ids)
         if kind == "medium":
-            ids[20] = SEP
+            ids[20] = last
             types = [int(at > 20) for at in range(len(ids))]
         given = {"input_ids": torch.tensor([ids])}
-        if name != "modern_bert":
+        if name not in ("modern_bert", "xlm_roberta"):
             given["token_type_ids"] = torch.tensor([types])
         base = getattr(model, model.base_model_prefix, model)
         states = base(**given)[0][0]
@@ -247,7 +281,8 @@ def main():
     for name, arch, model, prefix in models():
         model = fill(model.to(torch.float32), zlib.crc32(f"{name}/weights".encode()))
         write_gguf(name, arch, model, prefix)
-        write_checkpoint(name, model)
+        if name != "xlm_roberta":
+            write_checkpoint(name, model)
         entries = golden(name, model)
         print(name, {k: round(e.get("score", 0.0), 3) for k, e in entries.items() if k != "pair"})
     words = {}
