@@ -64,12 +64,14 @@ pub(crate) async fn post(
 /// Texts, or objects with a text as clients of Cohere and Jina write them.
 fn documents(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     let list = required(fields, "documents", fields.list("documents", MAX_DOCUMENTS)?)?;
-    fn text(value: &Value) -> Option<String> {
-        value.as_str().or(value["text"].as_str()).filter(|text| !text.is_empty()).map(str::to_owned)
-    }
     let texts: Option<Vec<String>> = list.iter().map(text).collect();
     let texts = texts.filter(|texts| !texts.is_empty());
     texts.ok_or_else(|| {
         fields.refuse("documents", "must be texts, or objects with a `text`, none of them empty")
     })
+}
+
+/// The text of one document.
+fn text(value: &Value) -> Option<String> {
+    value.as_str().or(value["text"].as_str()).filter(|text| !text.is_empty()).map(str::to_owned)
 }

@@ -140,7 +140,8 @@ impl Jobs {
     }
 
     /// Hands texts over as token ids, each at least one and no more than the context. Their vectors come in the same
-    /// order, each of length 1 and as wide as the model, or where they are to be `ranked` their score alone; dropping what is returned cancels.
+    /// order, each of length 1 and as wide as the model, or where they are to be `ranked` their score alone; dropping what is
+    /// returned cancels.
     ///
     /// # Errors
     /// As for [`Jobs::start`].

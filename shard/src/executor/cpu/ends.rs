@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::{
     buffers::CpuBuffers,
-    forward::norm,
-    network::product,
+    network::{norm, product},
     weights::{Linear, Loader, NormWeights, TokenWeights},
 };
 use crate::{

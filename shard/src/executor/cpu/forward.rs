@@ -13,14 +13,14 @@ use super::{
     buffers::{CpuBuffers, recycle},
     ends::{HeadWeights, norm_sums},
     experts::mix,
-    network::{Hidden, product, run_network},
+    network::{Hidden, norm, product, run_network},
     per_layer,
     weights::{FeedForwardWeights, Keys, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target},
-    models::{Attention, BareNorm, FeedForward, Norm, NormKind, Softmax},
+    models::{Attention, BareNorm, FeedForward, Norm, Softmax},
     state::{Paged, Recurrent},
 };
 
@@ -493,15 +493,5 @@ fn norm_or_copy(cpu: &Cpu, spec: Norm, weights: Option<&NormWeights>, ws: &mut C
     match weights {
         Some(weights) => norm(cpu, spec, weights, &ws.x[..size], &mut ws.h[..size]),
         None => ws.h[..size].copy_from_slice(&ws.x[..size]),
-    }
-}
-
-pub(super) fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
-    let cols = weights.weight.len();
-    match norm.kind {
-        NormKind::Rms => cpu.rms_norm(x, cols, Some(&weights.weight), norm.eps, out),
-        NormKind::Layer => {
-            cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out)
-        }
     }
 }
