@@ -87,7 +87,7 @@ fn main() {
     for positions in [512, 4096, 8192] {
         for kind in ["dense", "window:128", "sparse"] {
             let kind: AttentionKind = kind.parse().expect("these exist");
-            let mut times = probe::attention(&cpu, kind, positions, 9).expect("few positions");
+            let mut times = probe::attention(&cpu, kind.into(), positions, 9).expect("few positions");
             times.pass_ms.sort_by(f64::total_cmp);
             times.step_ms.sort_by(f64::total_cmp);
             let (pass_ms, step_ms) = (times.pass_ms[4], times.step_ms[4]);

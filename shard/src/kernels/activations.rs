@@ -244,7 +244,7 @@ impl Kernel for Quantize {
 
 /// [`crate::quant::quantize_row`] of one block: its scale and the sums of its halves.
 #[inline(always)]
-unsafe fn quantize_block<S: Simd>(x: *const f32, q: *mut i8) -> (f32, [i32; 2]) {
+pub(super) unsafe fn quantize_block<S: Simd>(x: *const f32, q: *mut i8) -> (f32, [i32; 2]) {
     // SAFETY: the caller has 32 readable values, 32 writable bytes and the instruction set.
     unsafe {
         let (a, b) = (S::load(x), S::load(x.add(16)));

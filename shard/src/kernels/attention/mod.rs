@@ -40,6 +40,8 @@
 //! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
+//! The module `small` says what is different where keys and values are kept in 8 or 4 bits.
+//!
 //! Limits: keys and values have the same head_dim, unless values are a part of the keys, which then have no landmarks; these are widened for every unit, which many
 //! query heads share; one unit is one thread's, so decoding one short prompt cannot use more threads than
 //! query heads.
@@ -47,6 +49,7 @@
 mod far;
 pub mod landmarks;
 mod registers;
+pub(crate) mod small;
 mod tile;
 mod values;
 
@@ -61,13 +64,17 @@ use std::{
     },
 };
 
-use scheduler::attention::Sparse;
+use scheduler::{
+    attention::Sparse,
+    session_kind::{CACHE_BLOCK, CacheType},
+};
 
 use super::{
     Cpu, Kernel,
     simd::{LANES, Simd},
     vector::{Shared, load_part},
 };
+use small::StoreSmall;
 
 /// Positions of one page. Part of the numerics (pages are combined in page order): changing it changes every result.
 pub const PAGE: usize = 256;
@@ -94,12 +101,14 @@ pub struct KvShape {
     pub head_dim: usize,
     /// The value of a position is this many last elements of its key, and is not stored beside it.
     pub latent: Option<usize>,
+    /// In which form keys and values are stored; where values are a part of the keys, f16.
+    pub cache: CacheType,
 }
 
 impl KvShape {
-    /// Keys and values of `head_dim` elements.
+    /// Keys and values of `head_dim` elements, stored as f16.
     pub const fn new(kv_heads: usize, head_dim: usize) -> Self {
-        Self { kv_heads, head_dim, latent: None }
+        Self { kv_heads, head_dim, latent: None, cache: CacheType::F16 }
     }
 
     /// Width of one value.
@@ -107,12 +116,16 @@ impl KvShape {
         self.latent.unwrap_or(self.head_dim)
     }
 
-    /// What one position stores for one head, in f16 values.
+    /// What one position stores for one head, in units of two bytes.
     pub fn head_len(self) -> usize {
-        self.head_dim * if self.latent.is_some() { 1 } else { 2 }
+        match self.cache {
+            CacheType::F16 => self.head_dim * if self.latent.is_some() { 1 } else { 2 },
+            // Blocks of the key and of the value, two bytes at a time.
+            cache => self.head_dim.div_ceil(CACHE_BLOCK) * cache.block_bytes(),
+        }
     }
 
-    /// What one position stores, in f16 values.
+    /// What one position stores, in units of two bytes.
     pub fn position_len(self) -> usize {
         self.kv_heads * self.head_len()
     }
@@ -127,7 +140,7 @@ pub fn new_quarter(shape: KvShape, bits: u16) -> KvQuarter {
     Arc::new(vec![bits; quarter_len(shape)].into_boxed_slice())
 }
 
-/// f16 values in one quarter of a page of `shape`.
+/// Units of two bytes in one quarter of a page of `shape`.
 pub fn quarter_len(shape: KvShape) -> usize {
     QUARTER * shape.position_len()
 }
@@ -192,13 +205,15 @@ impl Cpu {
     }
 
     /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`; no values where they are a part
-    /// of the keys. f32 is rounded to the nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
+    /// of the keys. f32 is rounded to the nearest f16 (ties to even), magnitudes beyond 65504 become 65504; or block by block,
+    /// as the module `small` says.
     ///
     /// Panics when the pages do not reach that far.
     pub fn store_kv(&self, pages: &mut [KvQuarter], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
         let width = shape.kv_heads * shape.head_dim;
         let latent = shape.latent.is_some();
         assert_eq!(if latent { 0 } else { k.len() }, v.len(), "as many keys as values");
+        assert!(!latent || shape.cache == CacheType::F16, "values that are a part of keys are f16");
         assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
         let end = start + k.len() / width;
         assert!(end <= pages.len() * QUARTER, "{} quarters do not hold {end} positions", pages.len());
@@ -217,7 +232,10 @@ impl Cpu {
             // SAFETY: each index is taken by one thread, and the pages outlive the run.
             let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
             let v = if latent { v } else { &v[rows.clone()] };
-            self.run(Store { page, shape, k: &k[rows], v, at: from - base });
+            match shape.cache {
+                CacheType::F16 => self.run(Store { page, shape, k: &k[rows], v, at: from - base }),
+                _ => self.run(StoreSmall { page, shape, k: &k[rows], v, at: from - base }),
+            }
         };
         if count == 1 {
             return store(0);
@@ -304,6 +322,8 @@ impl AttentionJob<'_> {
         let value_dim = self.shape.value_dim();
         assert!((1..=head_dim).contains(&value_dim), "values of {value_dim} in keys of {head_dim}");
         assert_eq!(self.out.len(), n * heads * value_dim, "the result has another shape");
+        let small = self.shape.cache != CacheType::F16;
+        assert!(!small || self.shape.latent.is_none() && self.far.is_none(), "a form of f16 only");
         assert!(self.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads have other sinks");
         assert!(self.window != Some(0), "a window of 0 positions sees nothing");
         if let Some(Far { rule, landmarks }) = self.far {
@@ -352,7 +372,7 @@ impl Kernel for Store<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let KvShape { kv_heads, head_dim, latent } = self.shape;
+        let KvShape { kv_heads, head_dim, latent, .. } = self.shape;
         let width = kv_heads * head_dim;
         let n = self.k.len() / width;
         for (head, page) in self.page.chunks_exact_mut(QUARTER * self.shape.head_len()).enumerate() {

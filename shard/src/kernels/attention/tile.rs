@@ -2,9 +2,12 @@
 
 use std::{marker::PhantomData, ops::Range};
 
+use scheduler::CacheType;
+
 use super::{
     AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER,
     registers::{Source, Stored, Widened, mix, scores},
+    small::{Queries, query_bytes},
 };
 use crate::kernels::{
     Kernel, math,
@@ -17,7 +20,7 @@ use crate::kernels::{
 pub(super) const ROWS: usize = 64;
 
 /// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
-const RUN: usize = 32;
+pub(super) const RUN: usize = 32;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
 /// together and would compete for the same sets of the first-level cache.
@@ -29,10 +32,11 @@ pub(super) const WEIGHTS: usize = PAGE + LANES;
 pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
 
 /// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values, and for
-/// sparse attention a group of queries and one of keys as they are stored.
+/// sparse attention a group of queries and one of keys as they are stored, or queries as integers.
 pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
-    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + dim + dim.div_ceil(2)
+    let beyond = (dim + dim.div_ceil(2)).max(query_bytes(ROWS, dim).div_ceil(size_of::<Line>()));
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + beyond
 }
 
 /// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
@@ -92,7 +96,7 @@ impl<'a> Task<'a> {
 
     /// Positions that pair number `pair` sees.
     #[inline(always)]
-    fn visible(&self, pair: usize) -> Range<usize> {
+    pub(super) fn visible(&self, pair: usize) -> Range<usize> {
         let next = self.position(pair) + 1;
         next.saturating_sub(self.window)
             ..next.saturating_add(self.ahead).min(self.start + self.pairs / self.group)
@@ -119,7 +123,7 @@ impl<'a> Task<'a> {
 
 /// `range` as positions inside the page that begins at `base`; may be empty.
 #[inline(always)]
-fn inside(range: &Range<usize>, base: usize) -> Range<usize> {
+pub(super) fn inside(range: &Range<usize>, base: usize) -> Range<usize> {
     range.start.clamp(base, base + PAGE) - base..range.end.clamp(base, base + PAGE) - base
 }
 
@@ -146,23 +150,25 @@ pub(super) struct Work<'a> {
     pub(super) queries: *mut f32,
     /// `[ROWS][padded_value]` results of the page and of all pages so far.
     pub(super) page_out: *mut f32,
-    all_out: *mut f32,
+    pub(super) all_out: *mut f32,
     /// `[dim][16]` keys, widened.
     pub(super) keys: *mut f32,
     /// `[RUN][padded_value]` values, widened.
     pub(super) values: *mut f32,
     pub(super) beyond: Beyond,
+    /// For pages of fewer bits.
+    pub(super) small: Queries,
     /// Width of a key, rounded up to whole vectors.
     pub(super) padded: usize,
     /// Of all parts so far, and of the current one.
-    so_far: Sums,
-    part: Sums,
+    pub(super) so_far: Sums,
+    pub(super) part: Sums,
 }
 
 /// Maximum and sum of each pair.
-struct Sums {
-    maximum: [f32; ROWS],
-    sum: [f32; ROWS],
+pub(super) struct Sums {
+    pub(super) maximum: [f32; ROWS],
+    pub(super) sum: [f32; ROWS],
 }
 
 impl Sums {
@@ -216,6 +222,8 @@ impl Kernel for Unit<'_> {
                     gathered: turned.add(task.shape.head_dim * LANES).cast(),
                     seen: [false; ROWS],
                 },
+                // No unit uses both.
+                small: Queries::at(turned.cast(), ROWS, task.shape.head_dim),
                 padded,
                 so_far: Sums::NONE,
                 part: Sums::NONE,
@@ -226,6 +234,9 @@ impl Kernel for Unit<'_> {
             }
             if let Some(far) = task.far {
                 work.far::<S>(far);
+            }
+            if task.shape.cache != CacheType::F16 {
+                work.round_queries::<S>();
             }
             let seen = work.union(0, work.count);
             for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
@@ -250,7 +261,7 @@ impl Work<'_> {
 
     /// Positions seen by any of `count` pairs from `row` on.
     #[inline(always)]
-    fn union(&self, row: usize, count: usize) -> Range<usize> {
+    pub(super) fn union(&self, row: usize, count: usize) -> Range<usize> {
         let (first, last) = (self.first + row, self.first + row + count - 1);
         self.task.visible(first).start..self.task.visible(last).end
     }
@@ -260,6 +271,10 @@ impl Work<'_> {
     unsafe fn page<S: Simd>(&mut self, page: usize) {
         let base = page * PAGE;
         let dim = self.task.shape.head_dim;
+        if self.task.shape.cache != CacheType::F16 {
+            // SAFETY: as below.
+            return unsafe { self.small_page::<S>(base) };
+        }
         let seen = inside(&self.union(0, self.count), base);
         // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
         // must not be read past the page.
@@ -304,12 +319,7 @@ impl Work<'_> {
                 }
                 at = run.end;
             }
-            for row in 0..self.count {
-                let visible = self.task.visible(self.first + row);
-                if !inside(&visible, base).is_empty() {
-                    self.combine::<S>(row, visible.start >= base && !self.beyond.seen[row]);
-                }
-            }
+            self.combine_page::<S>(base);
         }
     }
 
@@ -383,7 +393,7 @@ impl Work<'_> {
 
     /// Turns the scores of a pair into weights; those of positions it does not see become 0. Sets maximum and sum.
     #[inline(always)]
-    unsafe fn weigh<S: Simd>(&mut self, row: usize, base: usize, seen: Range<usize>) {
+    pub(super) unsafe fn weigh<S: Simd>(&mut self, row: usize, base: usize, seen: Range<usize>) {
         let groups = seen.start / LANES..seen.end.div_ceil(LANES);
         let own = inside(&self.task.visible(self.first + row), base);
         // SAFETY: as in `page`.
@@ -444,7 +454,7 @@ impl Work<'_> {
 
     /// Adds the values of positions `run` to the page's results of all pairs that see any of them.
     #[inline(always)]
-    unsafe fn mix_run<S: Simd, V: Source>(
+    pub(super) unsafe fn mix_run<S: Simd, V: Source>(
         &self,
         values: *const V::Value,
         stride: usize,
@@ -521,34 +531,6 @@ impl Work<'_> {
             }
             if d < self.padded_value() {
                 mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
-            }
-        }
-    }
-
-    /// Joins the page's result of a pair with those before it, if it is not the first.
-    #[inline(always)]
-    pub(super) unsafe fn combine<S: Simd>(&mut self, row: usize, is_first: bool) {
-        let (m, l) = (self.part.maximum[row], self.part.sum[row]);
-        let (mut a, mut b) = (0.0, 1.0);
-        if is_first {
-            (self.so_far.maximum[row], self.so_far.sum[row]) = (m, l);
-        } else {
-            let before = self.so_far.maximum[row];
-            let joint = if before > m { before } else { m };
-            (a, b) = (math::exp_f32(before - joint), math::exp_f32(m - joint));
-            self.so_far.maximum[row] = joint;
-            self.so_far.sum[row] = self.so_far.sum[row] * a + l * b;
-        }
-        // SAFETY: as in `page`.
-        unsafe {
-            for d in (0..self.padded_value()).step_by(LANES) {
-                let at = row * self.padded_value() + d;
-                let mut o = S::load(self.page_out.add(at));
-                if !is_first {
-                    let before = S::load(self.all_out.add(at));
-                    o = S::add(S::mul(before, S::splat(a)), S::mul(o, S::splat(b)));
-                }
-                S::store(self.all_out.add(at), o);
             }
         }
     }

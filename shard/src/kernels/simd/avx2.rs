@@ -124,6 +124,12 @@ impl Simd for Avx2 {
                 _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast())),
             ]
         }
+        fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, eight) = (Self::load_u8_i32(from), _mm256_set1_epi32(8));
+            let low = |bytes| _mm256_sub_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(15)), eight);
+            let high = |bytes| _mm256_sub_epi32(_mm256_srli_epi32::<4>(bytes), eight);
+            [[low(bytes[0]), low(bytes[1])], [high(bytes[0]), high(bytes[1])]]
+        }
         fn store_i32(to: *mut i32, value: Self::I) {
             _mm256_storeu_si256(to.cast(), value[0]);
             _mm256_storeu_si256(to.add(8).cast(), value[1]);

@@ -101,6 +101,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_u8_i32(from: *const u8) -> Self::I;
     /// Widens 16 i8 to i32.
     unsafe fn load_i8_i32(from: *const i8) -> Self::I;
+    /// The low and then the high four bits of 16 bytes, 0 to 15, less 8.
+    unsafe fn load_halves_i32(from: *const u8) -> [Self::I; 2];
 
     /// Stores 16 i32.
     unsafe fn store_i32(to: *mut i32, value: Self::I);

@@ -144,6 +144,12 @@ impl Simd for Neon {
                 vmovl_s16(vget_high_s16(high)),
             ]
         }
+        fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, eight) = (Self::load_u8_i32(from), vdupq_n_s32(8));
+            let low = each!(|bytes| vsubq_s32(vandq_s32(bytes, vdupq_n_s32(15)), eight));
+            let high = each!(|bytes| vsubq_s32(vshrq_n_s32::<4>(bytes), eight));
+            [low, high]
+        }
         fn store_i32(to: *mut i32, value: Self::I) {
             vst1q_s32(to, value[0]);
             vst1q_s32(to.add(4), value[1]);

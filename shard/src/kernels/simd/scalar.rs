@@ -112,6 +112,11 @@ impl Simd for Scalar {
         // SAFETY: the caller promises 16 readable bytes.
         map(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }, i32::from)
     }
+    unsafe fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+        // SAFETY: the caller promises 16 readable bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        [map(bytes, |byte| i32::from(byte & 15) - 8), map(bytes, |byte| i32::from(byte >> 4) - 8)]
+    }
     unsafe fn store_i32(to: *mut i32, value: Self::I) {
         // SAFETY: the caller promises 16 writable i32.
         unsafe { to.cast::<Self::I>().write_unaligned(value) }
