@@ -35,7 +35,7 @@
 //!
 //! # How it is fast
 //! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
-//! counter, the long ones first. Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
+//! counter, the long ones first; where there are few of them, parts of their pages are ([`task`]). Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
 //! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly. Sinks and landmarks
 //! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
@@ -43,13 +43,13 @@
 //! The module `small` says what is different where keys and values are kept in 8 or 4 bits.
 //!
 //! Limits: keys and values have the same head_dim, unless values are a part of the keys, which then have no landmarks; these are widened for every unit, which many
-//! query heads share; one unit is one thread's, so decoding one short prompt cannot use more threads than
-//! query heads.
+//! query heads share; a page of a unit is one thread's.
 
 mod far;
 pub mod landmarks;
 mod registers;
 pub(crate) mod small;
+mod task;
 mod tile;
 mod values;
 
@@ -186,14 +186,14 @@ pub struct Far<'a> {
 
 thread_local! {
     /// Working memory of [`tile::Unit`]; grows to the largest head_dim seen by the thread and is then reused.
-    static SCRATCH: RefCell<Vec<tile::Line>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<task::Line>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Makes room for units of `head_dim`.
-fn grow(scratch: &mut Vec<tile::Line>, head_dim: usize) {
+fn grow(scratch: &mut Vec<task::Line>, head_dim: usize) {
     let needed = tile::scratch_lines(head_dim);
     if scratch.len() < needed {
-        scratch.resize(needed, tile::Line::default());
+        scratch.resize(needed, task::Line::default());
     }
 }
 
@@ -202,6 +202,7 @@ impl Cpu {
     /// heads up to `head_dim` allocates nothing when called from this thread.
     pub fn reserve_attention(&self, head_dim: usize) {
         self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
+        task::reserve(self.pool().threads());
     }
 
     /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`; no values where they are a part
@@ -245,8 +246,8 @@ impl Cpu {
 
     /// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
     ///
-    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim than before; see
-    /// [`Cpu::reserve_attention`].
+    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim (see
+    /// [`Cpu::reserve_attention`]) or divides a longer session than before.
     pub fn attention(&self, jobs: &mut [AttentionJob<'_>]) {
         for batch in jobs.chunks_mut(BATCH) {
             self.attention_batch(batch);
@@ -255,48 +256,54 @@ impl Cpu {
 
     fn attention_batch(&self, jobs: &mut [AttentionJob<'_>]) {
         let threads = self.pool().threads();
-        let fewer = |rows: usize| jobs.iter().map(|job| job.units(rows)).sum::<usize>() < threads;
+        // Units can be divided by pages, see [`task`].
+        let parts = |job: &AttentionJob<'_>| if job.far.is_some() { 1 } else { job.pages_seen() };
+        let fewer =
+            |rows: usize| jobs.iter().map(|job| job.units(rows) * parts(job)).sum::<usize>() < threads;
         // Smaller units share less, so they shrink only when some thread would have none.
-        let mut rows = tile::ROWS;
+        let mut rows = task::ROWS;
         while rows > 1 && fewer(rows) {
             rows /= 2;
         }
-        let mut tasks: [Option<tile::Task<'_>>; BATCH] = [const { None }; BATCH];
-        let (mut total, mut work, mut dim) = (0, 0, 0);
+        let mut tasks: [Option<task::Task<'_>>; BATCH] = [const { None }; BATCH];
+        let (mut work, mut dim) = (0, 0);
         for (task, job) in tasks.iter_mut().zip(jobs) {
             job.check();
-            total += job.units(rows);
             dim = dim.max(job.shape.head_dim);
             work += job.n
                 * job.heads
                 * job.shape.head_dim
                 * (job.start + job.n).min(job.window().unwrap_or(usize::MAX));
-            *task = Some(tile::Task::new(job, rows));
+            *task = Some(task::Task::new(job, rows));
         }
-        let next = AtomicUsize::new(0);
-        let take_units = || {
-            SCRATCH.with_borrow_mut(|scratch| {
-                grow(scratch, dim);
-                loop {
-                    let mut unit = next.fetch_add(1, Relaxed);
-                    if unit >= total {
-                        return;
+        let serial = threads == 1 || work < PARALLEL;
+        task::with_parts(&mut tasks, if serial { 1 } else { threads }, |tasks| {
+            let total = tasks.iter().flatten().map(|task| task.units).sum::<usize>();
+            let next = AtomicUsize::new(0);
+            let take_units = || {
+                SCRATCH.with_borrow_mut(|scratch| {
+                    grow(scratch, dim);
+                    loop {
+                        let mut unit = next.fetch_add(1, Relaxed);
+                        if unit >= total {
+                            return;
+                        }
+                        let task = tasks.iter().flatten().find(|task| {
+                            let here = unit < task.units;
+                            unit = if here { unit } else { unit - task.units };
+                            here
+                        });
+                        let task = task.expect("units are counted");
+                        self.run(tile::Unit { task, unit, scratch });
                     }
-                    let task = tasks.iter().flatten().find(|task| {
-                        let here = unit < task.units;
-                        unit = if here { unit } else { unit - task.units };
-                        here
-                    });
-                    let task = task.expect("units are counted");
-                    self.run(tile::Unit { task, unit, scratch });
-                }
-            });
-        };
-        if threads == 1 || total == 1 || work < PARALLEL {
-            take_units();
-        } else {
-            self.pool().run(&|_, _| take_units());
-        }
+                });
+            };
+            if serial || total == 1 {
+                take_units();
+            } else {
+                self.pool().run(&|_, _| take_units());
+            }
+        });
     }
 }
 
@@ -304,6 +311,11 @@ impl AttentionJob<'_> {
     /// Units of `rows` (query row, query head) pairs.
     fn units(&self, rows: usize) -> usize {
         self.shape.kv_heads * (self.n * (self.heads / self.shape.kv_heads)).div_ceil(rows)
+    }
+
+    /// Most pages that some rows see together.
+    fn pages_seen(&self) -> usize {
+        task::pages_seen(self.start, self.n, self.window().unwrap_or(usize::MAX))
     }
 
     /// The row itself and how many before it are seen without gaps, if not all.

@@ -142,7 +142,7 @@ impl Case {
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 32] = [
+const CASES: [Case; 35] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -179,6 +179,10 @@ const CASES: [Case; 32] = [
         far: Some(Sparse { window: 300, sinks: 128, stride: false, block: 0 }),
         ..Case::new(1, 2, 16, 290, 150)
     },
+    // Few units and many pages: these are divided among the threads.
+    Case::new(3, 3, 64, 1_500, 1),
+    Case { window: Some(700), sinks: true, ..Case::new(1, 3, 32, 1_800, 20) },
+    Case { latent: Some(64), ..Case::new(1, 5, 80, 1_100, 2) },
     Case { latent: Some(40), ..Case::new(1, 4, 48, 0, 37) },
     Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
     Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },

@@ -1,13 +1,14 @@
 //! One unit of attention: some (query row, query head) pairs that share a key/value head.
 
-use std::{marker::PhantomData, ops::Range};
+use std::ops::Range;
 
 use scheduler::CacheType;
 
 use super::{
-    AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER,
+    KvShape, PAGE, QUARTER,
     registers::{Source, Stored, Widened, mix, scores},
     small::{Queries, query_bytes},
+    task::{Line, ROWS, Task},
 };
 use crate::kernels::{
     Kernel, math,
@@ -15,21 +16,16 @@ use crate::kernels::{
     vector::store_part,
 };
 
-/// Most pairs of one unit: the scores of a page (64 KiB) and the results stay in the second-level cache, and
-/// a group of keys widened to f32 serves 16 register tiles.
-pub(super) const ROWS: usize = 64;
-
 /// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
 pub(super) const RUN: usize = 32;
+
+/// Most pairs of a unit that waits for memory. With more of them the time between two groups of keys is long enough for what the
+/// hardware fetches ahead.
+const FEW: usize = 16;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
 /// together and would compete for the same sets of the first-level cache.
 pub(super) const WEIGHTS: usize = PAGE + LANES;
-
-/// 64 bytes of working memory, aligned to a cache line.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
-pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
 
 /// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values, and for
 /// sparse attention a group of queries and one of keys as they are stored, or queries as integers.
@@ -37,88 +33,6 @@ pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
     let beyond = (dim + dim.div_ceil(2)).max(query_bytes(ROWS, dim).div_ceil(size_of::<Line>()));
     ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + beyond
-}
-
-/// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
-pub(super) struct Task<'a> {
-    q: *const f32,
-    out: *mut f32,
-    pub(super) pages: &'a [KvQuarter],
-    pub(super) far: Option<Far<'a>>,
-    pub(super) shape: KvShape,
-    /// Query heads per key/value head.
-    pub(super) group: usize,
-    pub(super) start: usize,
-    /// (query row, query head) pairs per key/value head.
-    pairs: usize,
-    curve: Curve,
-    window: usize,
-    ahead: usize,
-    sinks: Option<&'a [f32]>,
-    /// Pairs per unit.
-    rows: usize,
-    pub(super) units: usize,
-    job: PhantomData<&'a mut [f32]>,
-}
-
-/// What q.k becomes.
-struct Curve {
-    scale: f32,
-    softcap: Option<f32>,
-}
-
-// SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
-// value_dim values).
-unsafe impl Sync for Task<'_> {}
-
-impl<'a> Task<'a> {
-    /// The job, which was checked, in units of at most `rows` pairs.
-    pub(super) fn new(job: &'a mut AttentionJob<'_>, rows: usize) -> Self {
-        let group = job.heads / job.shape.kv_heads;
-        Self {
-            q: job.q.as_ptr(),
-            units: job.units(rows),
-            out: job.out.as_mut_ptr(),
-            pages: job.pages,
-            far: job.far,
-            shape: job.shape,
-            group,
-            start: job.start,
-            pairs: job.n * group,
-            curve: Curve { scale: job.scale, softcap: job.softcap },
-            window: job.window().unwrap_or(usize::MAX),
-            ahead: job.ahead,
-            sinks: job.sinks,
-            rows,
-            job: PhantomData,
-        }
-    }
-
-    /// Positions that pair number `pair` sees.
-    #[inline(always)]
-    pub(super) fn visible(&self, pair: usize) -> Range<usize> {
-        let next = self.position(pair) + 1;
-        next.saturating_sub(self.window)
-            ..next.saturating_add(self.ahead).min(self.start + self.pairs / self.group)
-    }
-
-    /// The position of a pair's query row.
-    #[inline(always)]
-    pub(super) fn position(&self, pair: usize) -> usize {
-        self.start + pair / self.group
-    }
-
-    /// The query head of a pair.
-    #[inline(always)]
-    fn head(&self, kv_head: usize, pair: usize) -> usize {
-        kv_head * self.group + pair % self.group
-    }
-
-    /// Which query of all, and which result, is a pair's.
-    #[inline(always)]
-    fn place(&self, kv_head: usize, pair: usize) -> usize {
-        pair / self.group * self.shape.kv_heads * self.group + self.head(kv_head, pair)
-    }
 }
 
 /// `range` as positions inside the page that begins at `base`; may be empty.
@@ -169,10 +83,12 @@ pub(super) struct Work<'a> {
 pub(super) struct Sums {
     pub(super) maximum: [f32; ROWS],
     pub(super) sum: [f32; ROWS],
+    /// Where they go if pages are joined later.
+    pub(super) kept: Option<*mut [[f32; ROWS]; 2]>,
 }
 
 impl Sums {
-    const NONE: Self = Self { maximum: [0.0; ROWS], sum: [0.0; ROWS] };
+    const NONE: Self = Self { maximum: [0.0; ROWS], sum: [0.0; ROWS], kept: None };
 }
 
 /// What sparse attention needs besides.
@@ -191,7 +107,9 @@ impl Kernel for Unit<'_> {
     unsafe fn run<S: Simd>(self) {
         let Unit { task, unit, scratch } = self;
         assert!(scratch.len() >= scratch_lines(task.shape.head_dim), "too little working memory");
-        let blocks = task.units / task.shape.kv_heads;
+        let parts = task.shelf.as_ref().map_or(1, |shelf| shelf.parts);
+        let (unit, part) = (unit / parts, unit % parts);
+        let blocks = task.units / parts / task.shape.kv_heads;
         // The last rows see most positions: they go first.
         let block = blocks - 1 - unit / task.shape.kv_heads;
         let first = block * task.rows;
@@ -239,10 +157,28 @@ impl Kernel for Unit<'_> {
                 work.round_queries::<S>();
             }
             let seen = work.union(0, work.count);
-            for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
+            let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
+            let Some(shelf) = &task.shelf else {
+                for page in pages {
+                    work.page::<S>(page);
+                }
+                return work.finish::<S>();
+            };
+            for page in shelf.pages(&pages, part) {
+                let (sums, out) = shelf.page(unit, page - pages.start);
+                (work.part.kept, work.page_out) = (Some(sums), out);
                 work.page::<S>(page);
             }
-            work.finish::<S>();
+            if shelf.is_last(unit) {
+                work.part.kept = None;
+                for page in pages.clone() {
+                    let (sums, out) = shelf.page(unit, page - pages.start);
+                    [work.part.maximum, work.part.sum] = *sums;
+                    work.page_out = out;
+                    work.combine_page::<S>(page * PAGE);
+                }
+                work.finish::<S>();
+            }
         }
     }
 }
@@ -286,6 +222,7 @@ impl Work<'_> {
             for group in seen.start / LANES..seen.end.div_ceil(LANES) {
                 let (keys, at) = self.task.quarter(self.kv_head, base + group * LANES);
                 let keys = keys.add(at * dim);
+                self.ahead::<S>(base, group * LANES, LANES, true);
                 if stored {
                     self.score_group::<S, Stored>(keys, group, base);
                 } else {
@@ -308,6 +245,7 @@ impl Work<'_> {
                     self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
                     let values = keys.add((QUARTER + first) * dim);
+                    self.ahead::<S>(base, at, run.len(), false);
                     if stored {
                         self.mix_run::<S, Stored>(values, dim, run.clone(), base);
                     } else {
@@ -320,6 +258,31 @@ impl Work<'_> {
                 at = run.end;
             }
             self.combine_page::<S>(base);
+        }
+    }
+
+    /// Asks for what comes [`QUARTER`] positions after position `at` of the page at `base` in the order of [`Work::page`]: `len` keys
+    /// or values, first the keys of a page and then its values.
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(&self, base: usize, at: usize, len: usize, keys: bool) {
+        let next = at + QUARTER;
+        let (position, keys) = match (next < PAGE, keys) {
+            (true, _) => (base + next, keys),
+            (false, true) => (base + next - PAGE, false),
+            (false, false) => (base + next, true),
+        };
+        let KvShape { head_dim, latent, .. } = self.task.shape;
+        let seen = position < self.union(0, self.count).end;
+        if self.count > FEW || !seen || !keys && latent.is_some() {
+            return;
+        }
+        // SAFETY: the quarter exists; a prefetch may name any address, and the caller promises the instruction set.
+        unsafe {
+            let (head, at) = self.task.quarter(self.kv_head, position);
+            let from = head.wrapping_add((at + if keys { 0 } else { QUARTER }) * head_dim).cast::<u8>();
+            for line in (0..len * head_dim * size_of::<u16>()).step_by(64) {
+                S::prefetch(from.wrapping_add(line));
+            }
         }
     }
 

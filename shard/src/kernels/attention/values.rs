@@ -64,9 +64,14 @@ impl Work<'_> {
         }
     }
 
-    /// Joins the results of the page that begins at `base` with those before it.
+    /// Joins the results of the page that begins at `base` with those before it, or keeps them for later.
     #[inline(always)]
     pub(super) unsafe fn combine_page<S: Simd>(&mut self, base: usize) {
+        if let Some(kept) = self.part.kept {
+            // SAFETY: the place is this part's.
+            unsafe { *kept = [self.part.maximum, self.part.sum] };
+            return;
+        }
         for row in 0..self.count {
             let visible = self.task.visible(self.first + row);
             if !inside(&visible, base).is_empty() {
