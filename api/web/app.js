@@ -17,7 +17,7 @@ import { $, clean, list } from './dom.js';
 import { History } from './history.js';
 import { json, keepToken, takeToken } from './http.js';
 import { Keeper } from './keeper.js';
-import { t, translate } from './language.js';
+import { t } from './language.js';
 import { Models } from './models.js';
 import { Panel } from './panel.js';
 import { Settings } from './settings.js';
@@ -109,7 +109,6 @@ function keep(keeper, swarm, chat) {
   keeper.addEventListener('change', () => ($('kept-note').textContent = t(keeper.known ? 'welcome.kept' : 'welcome.unkept')));
 }
 
-translate();
 await takeToken();
 themes();
 const swarm = new Swarm();

@@ -3,6 +3,8 @@
 // English is the source. Every language is one file with the same keys, `messages-*.json`, and only the one that is shown is
 // fetched. A message with plural forms has one text for each that the language has, and may have one for the number 0.
 // What the node says itself, such as why it refuses, and what people and models wrote is shown as it is.
+//
+// The page names this script before the others: it is shown as soon as its messages are there, while they are fetched.
 
 /** The languages, by their files, and what `lang` says of each. */
 const TAGS = { en: 'en', de: 'de', zh: 'zh-Hans' };
@@ -61,7 +63,7 @@ const withCode = (text) => text.split('`').map((part, i) => {
 });
 
 /** Puts the messages into the page: `data-t` names that of an element's text, `data-t-NAME` that of an attribute. */
-export function translate() {
+function translate() {
   document.documentElement.lang = TAGS[language];
   for (const node of document.querySelectorAll('*')) {
     for (const { name, value } of [...node.attributes]) {
@@ -71,3 +73,5 @@ export function translate() {
   }
   document.body.classList.remove('untold');
 }
+
+translate();

@@ -395,7 +395,7 @@ check(`${ATTACKS.length} attacks through names of models and peers, reasons and 
     await page.keyboard.press('Enter');
     await until(page, (n) => document.querySelectorAll('.fault[role=alert]:not([hidden])').length > n, i);
   }
-  assert.equal(await page.locator('script, iframe, img, object, embed, link, base, form[action], meta[http-equiv], style').count(), 3, 'the script, the style sheet and the icon of the page itself');
+  assert.equal(await page.locator('script, iframe, img, object, embed, link, base, form[action], meta[http-equiv], style').count(), 4, 'the two scripts, the style sheet and the icon of the page itself');
   assert.deepEqual(await page.evaluate(() => [...document.querySelectorAll('*')].flatMap((node) => [...node.attributes].map((attribute) => attribute.name).filter((name) => name.startsWith('on')))), []);
   await view.close();
 });
