@@ -126,4 +126,4 @@ addEventListener('hashchange', async () => {
 });
 turn(panel, chat);
 swarm.follow();
-if (matchMedia('(pointer: fine)').matches) $('prompt').focus();
+if (matchMedia('(pointer: fine)').matches && document.activeElement === document.body) $('prompt').focus();
