@@ -16,7 +16,7 @@ use ::api::{
     inference::ranges::{self, Range},
 };
 use clap::{Args, Parser, Subcommand};
-use scheduler::AttentionKind;
+use scheduler::{AttentionKind, CacheType, SessionKind};
 use shard::executor::DeviceName;
 
 pub use answer::{AnswerArgs, ChatArgs, McpArgs, RunArgs};
@@ -331,12 +331,22 @@ impl WireArgs {
     }
 }
 
-/// Which earlier positions a token sees.
+/// Which earlier positions a token sees, and how they are kept.
 #[derive(Debug, Clone, Args)]
 pub struct AttentionArgs {
     /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
     #[arg(id = "attention", long = "attention", value_name = "KIND", default_value_t)]
     pub kind: AttentionKind,
+    /// Bits for each key and value that is kept: f16, q8 or q4; fewer take less memory and change the answer
+    #[arg(long = "kv-cache-type", value_name = "FORM", default_value_t)]
+    pub kv_cache_type: CacheType,
+}
+
+impl AttentionArgs {
+    /// The kind of session that was chosen.
+    pub fn session(&self) -> SessionKind {
+        SessionKind { attention: self.kind, cache: self.kv_cache_type }
+    }
 }
 
 /// How tokens are chosen.

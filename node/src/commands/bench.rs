@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use serde::Serialize;
 use shard::{
     executor::{Capacity, Executor, Workspace, argmax},
@@ -67,8 +67,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let load_ms = ms(started.elapsed());
 
     let workspace = Workspace::new(&*executor, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
-    let attention = args.attention.kind;
-    let mut bench = Bench { workspace, executor: &*executor, attention, prompt, decode };
+    let kind = args.attention.session();
+    let mut bench = Bench { workspace, executor: &*executor, kind, prompt, decode };
     bench.warm_up()?;
     drop(waiting);
     let bar = output::progress(u64::from(args.runs), "measuring", false);
@@ -87,7 +87,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
         format: main_format(&gguf),
         isa: device.cpu().map(|cpu| cpu.isa().name()),
         device: executor.device(),
-        attention: attention.to_string(),
+        attention: kind.attention.to_string(),
+        kv_cache_type: kind.cache.name(),
         threads: device.cpu().map(|cpu| cpu.pool().threads()),
         prompt_tokens: prompt,
         decode_tokens: decode,
@@ -138,7 +139,7 @@ fn main_format(gguf: &Gguf) -> &'static str {
 struct Bench<'a> {
     executor: &'a dyn Executor,
     workspace: Workspace,
-    attention: AttentionKind,
+    kind: SessionKind,
     prompt: usize,
     decode: usize,
 }
@@ -154,7 +155,7 @@ struct Run {
 
 impl Bench<'_> {
     fn new_state(&self) -> Result<SessionState> {
-        Ok(self.executor.new_state_with(self.executor.range(), self.attention)?)
+        Ok(self.executor.new_state_with(self.executor.range(), self.kind)?)
     }
 
     /// Touches all weights and code once.
@@ -186,7 +187,7 @@ impl Bench<'_> {
         let mut cache = PrefixCache::new(usize::MAX);
         state.rewind(ids.len());
         cache.put(ids.clone(), state);
-        let mut state = match cache.take(self.attention, &ids) {
+        let mut state = match cache.take(self.kind, &ids) {
             Some(kept) => kept,
             None => self.new_state()?,
         };
@@ -206,6 +207,7 @@ struct Report {
     isa: Option<&'static str>,
     device: String,
     attention: String,
+    kv_cache_type: &'static str,
     threads: Option<usize>,
     prompt_tokens: usize,
     decode_tokens: usize,

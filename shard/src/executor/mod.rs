@@ -43,7 +43,7 @@ mod run;
 mod tags;
 mod workspace;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{CacheType, LayerRange, SessionKind};
 
 pub use crate::gguf::Ends;
 use crate::{
@@ -150,25 +150,31 @@ pub trait Executor: Send + Sync {
     /// the same layers of the same file with the same kind of executor and the same choice of context.
     fn state_tag(&self, layers: LayerRange) -> u64;
 
-    /// Refuses sessions of a kind of attention that this executor does not compute: all but dense ones, unless it says
+    /// Refuses sessions of a kind that this executor does not compute: all but dense ones that keep f16, unless it says
     /// otherwise.
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    fn attends(&self, attention: AttentionKind) -> Result<()> {
-        match attention {
-            AttentionKind::Dense => Ok(()),
-            other => Err(Error::unsupported(format!("attention {other} on {}: choose dense", self.device()))),
+    fn attends(&self, kind: SessionKind) -> Result<()> {
+        let SessionKind { attention, cache } = kind;
+        match (attention.is_dense(), cache) {
+            (true, CacheType::F16) => Ok(()),
+            (false, _) => {
+                Err(Error::unsupported(format!("attention {attention} on {}: choose dense", self.device())))
+            }
+            (true, cache) => {
+                Err(Error::unsupported(format!("a cache of {cache} on {}: choose f16", self.device())))
+            }
         }
     }
 
-    /// What an empty session of `attention`, which the executor computes, remembers in layer `layer` of the model, which is held.
-    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn crate::state::LayerState>;
+    /// What an empty session of `kind`, which the executor computes, remembers in layer `layer` of the model, which is held.
+    fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn crate::state::LayerState>;
 
-    /// Bytes that states of `layers` take for `positions`.
-    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+    /// Bytes that states of `layers` take for `positions`, with keys and values in the form `cache`.
+    fn state_bytes(&self, layers: LayerRange, positions: usize, cache: CacheType) -> usize {
         (layers.start()..layers.end())
-            .map(|layer| self.blueprint().state_kind(layer as usize).bytes(positions))
+            .map(|layer| self.blueprint().state_kind(layer as usize).stored(cache).bytes(positions))
             .sum()
     }
 
@@ -226,7 +232,7 @@ pub trait Executor: Send + Sync {
 
     /// An empty state for a new session over all layers held.
     fn new_state(&self) -> SessionState {
-        state_of(self, self.range(), AttentionKind::Dense)
+        state_of(self, self.range(), SessionKind::DEFAULT)
     }
 
     /// An empty state for a new session over `layers`, for [`Executor::run`].
@@ -234,19 +240,19 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// [`Error::Invalid`] for layers that are not held or cannot stand by themselves ([`Blueprint::check_cut`]).
     fn new_state_of(&self, layers: LayerRange) -> Result<SessionState> {
-        self.new_state_with(layers, AttentionKind::Dense)
+        self.new_state_with(layers, SessionKind::DEFAULT)
     }
 
-    /// An empty state for a new session of `attention` over `layers`.
+    /// An empty state for a new session of `kind` over `layers`.
     ///
     /// # Errors
     /// Those of [`Executor::new_state_of`] and [`Executor::attends`]; [`Error::Invalid`] for numbers out of their bounds.
-    fn new_state_with(&self, layers: LayerRange, attention: AttentionKind) -> Result<SessionState> {
+    fn new_state_with(&self, layers: LayerRange, kind: SessionKind) -> Result<SessionState> {
         batch::check_held(self.range(), layers)?;
         self.blueprint().check_cut(layers)?;
-        attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
-        self.attends(attention)?;
-        Ok(state_of(self, layers, attention))
+        kind.attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
+        self.attends(kind)?;
+        Ok(state_of(self, layers, kind))
     }
 
     /// Feeds an input of any length in passes of at most `chunk` rows; `sink` sees the workspace after each.
@@ -308,14 +314,9 @@ pub trait Executor: Send + Sync {
     }
 }
 
-fn state_of<E: Executor + ?Sized>(
-    executor: &E,
-    layers: LayerRange,
-    attention: AttentionKind,
-) -> SessionState {
-    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer, attention));
-    SessionState::new(executor.state_tag(layers), states.collect(), executor.context())
-        .with_attention(attention)
+fn state_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, kind: SessionKind) -> SessionState {
+    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer, kind));
+    SessionState::new(executor.state_tag(layers), states.collect(), executor.context()).with_kind(kind)
 }
 
 /// Bytes of state that one token at `position` reads in `layers` of a model.

@@ -65,7 +65,7 @@ impl Reexecute for Judge {
         let case = Case {
             layers: terms.layers,
             rounding: terms.rounding.clone(),
-            attention: terms.attention,
+            kind: terms.kind,
             hidden: terms.hidden as usize,
             inputs: (wire, inputs.iter().flat_map(|(_, row)| *row).copied().collect()),
             output: form,

@@ -32,7 +32,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{LayerRange, SessionKind};
 
 use super::{
     Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
@@ -388,7 +388,7 @@ impl Executor for GpuShard {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
         Box::new(DevicePages::new(self.pool.clone(), (layer - self.range.start()) as usize))
     }
 
