@@ -74,8 +74,21 @@ pub fn check_device(device: &Device) -> Result<Vec<Check>> {
     match device {
         Device::Cpu(cpu) => check(cpu.isa()),
         #[cfg(feature = "gpu")]
-        Device::Gpu(device) => gpu::check_gpu(device),
+        Device::Gpu(device, _) => gpu::check_gpu(device),
         _ => Err(Error::invalid("this device is of class approx by its nature: it has no self-test")),
+    }
+}
+
+/// Hash `number` of those that `device` computes in a moment, around and around; `None` for one that is checked once and then
+/// believed, as processors are.
+pub fn check_spot(device: &Device, number: u64) -> Option<Result<Check>> {
+    match device {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(device, _) => Some(gpu::check_spot(device, number)),
+        _ => {
+            let _ = number;
+            None
+        }
     }
 }
 

@@ -18,7 +18,7 @@ import time
 parser = argparse.ArgumentParser()
 parser.add_argument("shoal")
 parser.add_argument("model")
-parser.add_argument("--positions", type=int, nargs="+", default=[2048, 4096, 8192])
+parser.add_argument("--positions", type=int, nargs="+", default=[2048, 4096, 7800])
 parser.add_argument("--depths", type=int, nargs="+", default=[10, 30, 50, 70, 90])
 parser.add_argument("--forms", nargs="+", default=["f16", "q8", "q4"])
 parser.add_argument("--copies", type=int, default=2)

@@ -15,6 +15,7 @@
 //! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
 //! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
 //! | `gpu` (a feature) | kernels of our own on GPUs of every vendor | `d1` where the device rounds as it must, else `approx` |
+//! | `split` (with it) | the first layers on the processor, the others on a GPU | that of the GPU |
 //! | [`mod@reference`] | plain loops, written to be read | `approx` |
 //!
 //! [`load`] is the only place that chooses one; everything else, in this crate and outside, sees the trait.
@@ -40,6 +41,8 @@ mod host;
 mod pooled;
 pub mod reference;
 mod run;
+#[cfg(feature = "gpu")]
+mod split;
 mod tags;
 mod workspace;
 
@@ -53,7 +56,7 @@ use crate::{
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, gpus, load};
+pub use device::{Device, DeviceName, GpuName, gpus, load, real_gpus};
 pub use pooled::{Pooled, Pooling};
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Gave, Workspace};
@@ -64,6 +67,28 @@ pub struct Options {
     /// Positions a session may grow to; `None` for the context the model was trained with. It also chooses between the
     /// short and the long frequency factors of models that have both, so all stages of a session must agree on it.
     pub context: Option<usize>,
+}
+
+/// What passes have cost a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Command buffers handed to it.
+    pub submits: u64,
+    /// Kernels started.
+    pub dispatches: u64,
+    /// Bytes read back.
+    pub bytes_back: u64,
+}
+
+/// What one operation of a decode step takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperationTime {
+    /// Which, of which layer or of what follows the last.
+    pub name: String,
+    /// Once, microseconds.
+    pub us: f64,
+    /// Bytes of weights that it reads.
+    pub bytes: usize,
 }
 
 /// Which bits an executor computes.
@@ -115,6 +140,9 @@ pub struct Pass<'a> {
     pub rounding: &'a Rounding,
     /// Whether the pass ends after the norm in front of the head: hidden states instead of logits.
     pub states: bool,
+    /// With how many of each row's largest logits the caller is content, 0 for all of them: where an executor keeps to it,
+    /// [`Workspace::top`] gives them and [`Workspace::logits`] gives none. Ties go to the lowest id.
+    pub top: usize,
 }
 
 /// What computes some consecutive layers of one model.
@@ -139,6 +167,24 @@ pub trait Executor: Send + Sync {
 
     /// What computes, for people: a device and what matters about it.
     fn device(&self) -> String;
+
+    /// Why no further pass can succeed, if that is so: the device is lost or hangs. What it held is lost with it.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// What the passes so far have cost a device; `None` for processors.
+    fn counts(&self) -> Option<DeviceCounts> {
+        None
+    }
+
+    /// What the operations of a decode step take on a device, one after the other; none for processors.
+    ///
+    /// # Errors
+    /// What the device says when it fails.
+    fn operation_times(&self) -> Result<Vec<OperationTime>> {
+        Ok(Vec::new())
+    }
 
     /// Bytes of all weights in memory.
     fn resident_bytes(&self) -> usize;
@@ -205,7 +251,7 @@ pub trait Executor: Send + Sync {
         rounding: &Rounding,
         items: &mut [Item<'_>],
     ) -> Result<()> {
-        self.pass(ws, Pass { layers, rounding, states: false }, items)
+        self.pass(ws, Pass { layers, rounding, states: false, top: 0 }, items)
     }
 
     /// [`Executor::run`] over all layers held, without rounding.
@@ -227,7 +273,8 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// Those of [`Executor::forward`]; [`Error::Invalid`] for an executor without the head.
     fn states(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
-        self.pass(ws, Pass { layers: self.range(), rounding: &Rounding::NONE, states: true }, items)
+        let (layers, rounding) = (self.range(), &Rounding::NONE);
+        self.pass(ws, Pass { layers, rounding, states: true, top: 0 }, items)
     }
 
     /// An empty state for a new session over all layers held.
@@ -303,6 +350,20 @@ pub trait Executor: Send + Sync {
     fn prefill(&self, ws: &mut Workspace, state: &mut SessionState, tokens: &[u32]) -> Result<()> {
         let chunk = ws.capacity().rows;
         self.feed(ws, state, Input::Tokens(tokens), chunk, Output::Last, &mut |_| {})
+    }
+
+    /// Feeds one token and gives the one with the largest logit after it, which is all that need come back from a device.
+    ///
+    /// # Errors
+    /// Those of [`Executor::forward`].
+    fn greedy(&self, ws: &mut Workspace, state: &mut SessionState, token: u32) -> Result<u32> {
+        let pass = Pass { layers: self.range(), rounding: &Rounding::NONE, states: false, top: 1 };
+        let item = Item { state, input: Input::Tokens(&[token]), output: Output::Last };
+        self.pass(ws, pass, &mut [item])?;
+        Ok(match ws.top(0) {
+            [(id, _), ..] => *id,
+            [] => argmax(ws.logits(0)),
+        })
     }
 
     /// Feeds one token; its logits are in `ws` then.

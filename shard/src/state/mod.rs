@@ -255,6 +255,26 @@ impl SessionState {
         self.layers.iter_mut().for_each(|layer| layer.advance(self.len));
     }
 
+    /// The states of the first `count` layers and of the others, under names of their own, until [`SessionState::take_back`].
+    #[cfg(feature = "gpu")]
+    pub(crate) fn lend(&mut self, count: usize, tags: [u64; 2]) -> [Self; 2] {
+        let second = self.layers.split_off(count.min(self.layers.len()));
+        let (kind, len, limit) = (self.kind, self.len, self.limit);
+        let part = |tag, layers| Self { tag, layers, kind, len, limit };
+        [part(tags[0], std::mem::take(&mut self.layers)), part(tags[1], second)]
+    }
+
+    /// What [`SessionState::lend`] gave, with the positions that both hold now.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn take_back(&mut self, first: Self, second: Self) {
+        let mut parts = [first, second];
+        self.len = parts[0].len.min(parts[1].len);
+        for part in &mut parts {
+            part.rewind(self.len);
+            self.layers.append(&mut part.layers);
+        }
+    }
+
     /// Number of layers.
     pub fn layers(&self) -> usize {
         self.layers.len()
