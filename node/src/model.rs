@@ -118,10 +118,11 @@ impl Model {
         Self::of(library::locate(&args.model)?.as_ref(), args, device(args)?)
     }
 
-    /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file.
+    /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file; for commands whose
+    /// model writes text.
     ///
     /// # Errors
-    /// As for [`Self::load`].
+    /// As for [`Self::load`] and [`writes`].
     pub fn load_confined(args: &EngineArgs) -> Result<Self> {
         Self::load_drafted(args, None)
     }
@@ -135,6 +136,7 @@ impl Model {
         let _waiting = Waiting::start("loading the model");
         let device = prepared.device(args)?;
         let mut model = Self::of(prepared.located.as_ref(), args, device.clone())?;
+        writes(model.executor.blueprint(), &model.name)?;
         if let Some((name, located)) = &prepared.drafter {
             model.draft_with(name, located.as_ref(), &on_cpu(&device, || prepared.cpu(args))?)?;
         }
@@ -151,6 +153,7 @@ impl Model {
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         same_vocabulary((&self.name, &self.tokenizer), (name, &tokenizer))?;
         let executor = load_whole(&gguf, device, self.ctx.min(context(&gguf, Some(self.ctx))?))?;
+        writes(executor.blueprint(), &model_name(name))?;
         if !executor.blueprint().goes_back() {
             return Err(Error::usage(no_way_back(&model_name(name))));
         }
@@ -250,6 +253,21 @@ fn same_vocabulary((name, ours): (&str, &Tokenizer), (drafter, theirs): (&str, &
          choose a draft model of the same family",
         theirs.token_text(first),
         ours.token_text(first)
+    )))
+}
+
+/// Refuses a model that makes vectors of texts and writes none.
+///
+/// # Errors
+/// [`Error::Usage`] with what to do.
+pub fn writes(blueprint: &Blueprint, name: &str) -> Result<()> {
+    if !blueprint.encodes() {
+        return Ok(());
+    }
+    let route = if blueprint.head.rank.is_some() { "/v1/rerank" } else { "/v1/embeddings" };
+    Err(Error::usage(format!(
+        "{name} is an encoder ({}): it reads texts and writes none; `shoal serve --via local --model {name}` answers {route}",
+        blueprint.architecture
     )))
 }
 
