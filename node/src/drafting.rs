@@ -423,7 +423,8 @@ mod tests {
     fn a_draft_model_is_asked_as_long_as_it_is_right() {
         let mut good = drafting("minnow", 100.0);
         let (asked, steps) = answer(&mut good, 300, 0.95);
-        assert!(steps < 120 && asked > 150, "asked {asked} times in {steps} steps");
+        // Without drafts 297; a draft that is wrong at once is followed by a rest.
+        assert!(steps < 200 && asked > 150, "asked {asked} times in {steps} steps");
         let kinds: Vec<_> = good.tally().kinds().map(|(kind, ..)| kind).collect();
         assert_eq!(kinds, [DraftedBy::Model]);
         let mut bad = drafting("minnow", 100.0);

@@ -145,6 +145,13 @@ impl PromptInput {
     }
 }
 
+impl PromptRequest {
+    /// The model that the request itself says is to draft. What the server chose for requests that do not say is none.
+    pub fn named_drafter(&self) -> Option<&str> {
+        self.sampling.draft.model().filter(|_| !self.api.draft_by_default)
+    }
+}
+
 /// The part of a prompt that only HTTP clients use.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -20,11 +20,6 @@ pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftT
     DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.goes_back, plain_ms, row_ms }
 }
 
-/// The model that the request itself says is to draft. What the node chose for requests that do not say is none.
-pub(super) fn named(ask: &PromptRequest) -> Option<&str> {
-    ask.sampling.draft.model().filter(|_| !ask.api.draft_by_default)
-}
-
 /// Where a draft model drafts for it, if one is to and can now. One that goes on after a crash (`resumed`) goes on without a
 /// model that is gone.
 ///
@@ -37,7 +32,7 @@ pub(super) fn seat(
     (session, positions, sampling): (SessionId, u32, &SamplingParams),
 ) -> Result<Option<DraftSeat>, Trouble> {
     let (choice, ready) = (&ask.sampling.draft, &local.ready);
-    let named = named(ask).filter(|_| !resumed);
+    let named = ask.named_drafter().filter(|_| !resumed);
     let wanted = choice.model().is_some() || (*choice == Draft::Auto && ready.goes_back);
     let meant = |drafter: &&Drafter| choice.model().is_none_or(|name| drafter.is_meant(name));
     let Some(drafter) = local.drafter.as_ref().filter(|_| wanted).filter(meant) else {

@@ -102,7 +102,7 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),
         ("attention", !ask.kind.attention.is_dense()),
         ("kv_cache_type", ask.kind.cache != CacheType::F16),
-        ("draft", super::drafts::named(ask).is_some()),
+        ("draft", ask.named_drafter().is_some()),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)

@@ -41,11 +41,16 @@ pub(super) struct Session<'m> {
     pub(super) reserved_bytes: usize,
     reused: usize,
     generated: usize,
-    began: Instant,
-    first: Option<Instant>,
+    times: Times,
     pub(super) over: bool,
     /// For the log and traces, from here to the end; it has no parent.
     span: Span,
+}
+
+/// When it began, and when its first token was chosen.
+struct Times {
+    began: Instant,
+    first: Option<Instant>,
 }
 
 /// What came of choosing a token.
@@ -106,8 +111,7 @@ impl<'m> Session<'m> {
             room,
             reserved_bytes,
             generated: 0,
-            began: Instant::now(),
-            first: None,
+            times: Times { began: Instant::now(), first: None },
             over: false,
             span,
         })
@@ -182,8 +186,8 @@ impl<'m> Session<'m> {
     /// Ends its span; one whose reader has gone was not answered.
     pub(super) fn report(&self, answered: bool) {
         self.span.record("tokens", self.generated);
-        if let Some(first) = self.first {
-            self.span.record("ttft_ms", (first - self.began).as_secs_f64() * 1e3);
+        if let Some(first) = self.times.first {
+            self.span.record("ttft_ms", (first - self.times.began).as_secs_f64() * 1e3);
         }
         self.span
             .in_scope(|| if answered { tracing::info!("answered") } else { tracing::info!("cancelled") });
@@ -237,7 +241,7 @@ impl<'m> Session<'m> {
 
     /// Chooses a token from `logits` and tells about it.
     fn step(&mut self, tokenizer: &Tokenizer, logits: &mut [f32]) -> Step {
-        self.first.get_or_insert_with(Instant::now);
+        self.times.first.get_or_insert_with(Instant::now);
         if let Some(constraint) = &mut self.job.ask.constraint
             && let Err(error) = constraint.mask(logits)
         {
@@ -288,8 +292,8 @@ impl<'m> Session<'m> {
                 self.tell(Event::Text(rest));
             }
         }
-        let prefill_ms = self.first.map_or(0.0, |first| (first - self.began).as_secs_f64() * 1e3);
-        let decode = self.first.map(|first| first.elapsed()).unwrap_or_default();
+        let prefill_ms = self.times.first.map_or(0.0, |first| (first - self.times.began).as_secs_f64() * 1e3);
+        let decode = self.times.first.map(|first| first.elapsed()).unwrap_or_default();
         let after_first = self.generated.saturating_sub(1) as f64;
         let usage = Usage {
             prompt_tokens: self.job.ask.prompt.len(),
