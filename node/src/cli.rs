@@ -420,13 +420,6 @@ pub struct SamplingArgs {
     pub draft: Draft,
 }
 
-/// A size in which states can be kept.
-fn kept_size(text: &str) -> Result<u64, String> {
-    let bytes = model::size(text)?;
-    let least = crate::kept_file::LEAST_BYTES;
-    if bytes < least { Err(format!("must be at least {} MiB", least >> 20)) } else { Ok(bytes) }
-}
-
 /// A number that the API takes, too.
 fn number(text: &str, range: &Range) -> Result<f32, String> {
     let number: f64 = text.parse().map_err(|_| range.must())?;
@@ -479,10 +472,6 @@ pub struct ServeArgs {
     /// Memory for the caches of all sessions, in MiB
     #[arg(long, default_value_t = 1024)]
     pub kv_mib: usize,
-    /// Keep states of long prompts on disk, in a file of this size below the data folder, e.g. 2GB: encrypted, for a
-    /// week at most, and there after a restart
-    #[arg(long, value_name = "SIZE", value_parser = kept_size)]
-    pub keep_state: Option<u64>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sources: SourceArgs,

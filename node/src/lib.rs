@@ -23,7 +23,6 @@ pub mod feedback;
 pub mod header;
 pub mod inference;
 pub mod journal;
-mod kept_file;
 pub mod keys;
 pub mod library;
 mod memory;

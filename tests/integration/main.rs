@@ -24,7 +24,6 @@ mod gpu;
 mod guides;
 mod hostile;
 mod joining;
-mod kept_state;
 mod kmod;
 mod lab;
 mod latent;

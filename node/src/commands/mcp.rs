@@ -63,7 +63,7 @@ pub(super) fn run(mut args: McpArgs) -> Result<()> {
             };
             Swarmed::start(Door::Socket(home.clone()), preferences)
         } else {
-            let alone = Confined::start(&args.engine, KV_BYTES, Draft::default(), None)?;
+            let alone = Confined::start(&args.engine, KV_BYTES, Draft::default())?;
             while alone.loaded().is_none() {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }

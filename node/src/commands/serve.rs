@@ -22,7 +22,7 @@ use crate::{
     },
     control,
     conversations::Shelf,
-    inference::local::confined::{Confined, KeepState},
+    inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
     keys::KeyRing,
     library,
@@ -61,10 +61,6 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
                 ));
             }
         };
-        if swarm && args.keep_state.is_some() {
-            let why = "--keep-state keeps what this process computes, and the running node would answer: say --via local";
-            return Err(Error::usage(why));
-        }
         if !swarm {
             library::locate(&args.engine.model)?;
         }
@@ -76,9 +72,7 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
             );
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
-            let keep = args.keep_state.map(|bytes| KeepState { home: home.clone(), bytes });
-            let draft = args.api.draft.clone();
-            let alone = Confined::start(&args.engine, args.kv_mib << 20, draft, keep)?;
+            let alone = Confined::start(&args.engine, args.kv_mib << 20, args.api.draft.clone())?;
             front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
         }
     })

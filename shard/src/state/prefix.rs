@@ -18,8 +18,6 @@ pub struct PrefixCache {
 struct Kept {
     tokens: Vec<u32>,
     state: SessionState,
-    /// Whether it is stored elsewhere, or is not to be.
-    stored: bool,
 }
 
 impl PrefixCache {
@@ -56,22 +54,9 @@ impl PrefixCache {
         if tokens.len() < state.len() || state.is_empty() {
             return;
         }
-        self.kept.push(Kept { tokens, state, stored: false });
+        self.kept.push(Kept { tokens, state });
         while self.bytes() > self.limit_bytes {
             self.kept.remove(0);
-        }
-    }
-
-    /// The latest session that is not stored elsewhere ([`PrefixCache::mark_stored`]): the tokens of its state, and the state.
-    pub fn unstored(&self) -> Option<(&[u32], &SessionState)> {
-        let kept = self.kept.iter().rev().find(|kept| !kept.stored)?;
-        Some((&kept.tokens[..kept.state.len()], &kept.state))
-    }
-
-    /// What [`PrefixCache::unstored`] gives is stored, or is not to be.
-    pub fn mark_stored(&mut self) {
-        if let Some(kept) = self.kept.iter_mut().rev().find(|kept| !kept.stored) {
-            kept.stored = true;
         }
     }
 
@@ -116,11 +101,5 @@ mod tests {
         assert!(prefixes.take(SessionKind::DEFAULT, &[0, 0]).is_none());
         assert_eq!(prefixes.take(SessionKind::DEFAULT, &[2, 2]).map(|kv| kv.len()), Some(1));
         assert_eq!(prefixes.hits_and_misses(), (3, 2));
-        prefixes.put(vec![7; 6], cache(4));
-        assert_eq!(prefixes.unstored().map(|(tokens, state)| (tokens.len(), state.len())), Some((4, 4)));
-        while prefixes.unstored().is_some() {
-            prefixes.mark_stored();
-        }
-        assert!(prefixes.bytes() > 0, "what was given is still kept");
     }
 }

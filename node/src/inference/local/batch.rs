@@ -13,7 +13,6 @@
 //! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
 //! as fit the memory for caches run, the others wait in their order; [`MAX_UNREAD`] events wait for each reader.
 
-mod disk;
 mod echo;
 mod gauges;
 mod pooling;
@@ -44,7 +43,6 @@ use shard::{
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::{
-    disk::Disk,
     echo::Echo,
     gauges::{Gauges, Reading},
 };
@@ -185,8 +183,8 @@ impl Room {
 }
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
-/// that begin like earlier ones; those that are long are kept on `disk` as well.
-pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize, disk: Option<Disk>) -> Result<()> {
+/// that begin like earlier ones.
+pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     let (vocab, encodes) = (model.executor.blueprint().vocab, model.executor.blueprint().encodes());
     let drafter = model.drafter.as_ref().map(|drafter| DraftModel::new(&*drafter.executor)).transpose()?;
     let kv_bytes = kv_bytes.saturating_sub(drafter_bytes(model));
@@ -202,7 +200,6 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize, disk: Option<Disk>) ->
         sessions: Vec::new(),
         pooling: Pooling::default(),
         drafter,
-        disk,
         kept: PrefixCache::new(kv_bytes / 4),
         kv_bytes: kv_bytes - kv_bytes / 4,
         logits: vec![0.0; vocab],
@@ -241,8 +238,6 @@ struct Batch<'m> {
     pooling: Pooling,
     /// What the draft model remembers of the text that it read last.
     drafter: Option<DraftModel>,
-    /// Where states outlive this process.
-    disk: Option<Disk>,
     kept: PrefixCache,
     kv_bytes: usize,
     logits: Vec<f32>,
@@ -254,21 +249,7 @@ impl<'m> Batch<'m> {
         self.waiting.retain(|job| !job.events.is_closed());
         let idle = self.sessions.is_empty() && self.waiting.is_empty() && self.pooling.is_idle();
         if idle {
-            // While nothing is asked for, what was computed goes to disk.
-            let mut asked = work.try_recv();
-            while matches!(asked, Err(TryRecvError::Empty)) {
-                let stored = self.store(&mut || {
-                    asked = work.try_recv();
-                    !matches!(asked, Err(TryRecvError::Empty))
-                });
-                if !stored {
-                    break;
-                }
-                if matches!(asked, Err(TryRecvError::Empty)) {
-                    asked = work.try_recv();
-                }
-            }
-            match asked.or_else(|_| work.recv()) {
+            match work.recv() {
                 Ok(work) => self.put(work),
                 Err(_) => return false,
             }
@@ -287,11 +268,6 @@ impl<'m> Batch<'m> {
             }
         }
         true
-    }
-
-    /// Stores a state on disk, if one is to be.
-    fn store(&mut self, wanted: &mut dyn FnMut() -> bool) -> bool {
-        self.disk.as_mut().is_some_and(|disk| disk.store(&mut self.kept, wanted))
     }
 
     fn put(&mut self, work: Work) {
@@ -339,7 +315,7 @@ impl<'m> Batch<'m> {
             }
             let Some(job) = self.waiting.pop_front() else { return };
             let events = job.events.clone();
-            match Session::begin(self.model, job, (&mut self.kept, self.disk.as_mut()), room, bytes) {
+            match Session::begin(self.model, job, &mut self.kept, room, bytes) {
                 Ok(session) => self.sessions.push(session),
                 Err(error) => {
                     let why = error.to_string();

@@ -10,9 +10,8 @@
 
 use std::{
     collections::HashMap,
-    fs::{File, OpenOptions},
     io,
-    os::unix::{fs::OpenOptionsExt, net::UnixStream as StdStream},
+    os::unix::net::UnixStream as StdStream,
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -48,17 +47,17 @@ use super::{
     RETRY_AFTER_S,
     batch::Reading,
     gauges, model_name, no_swarm, snapshot,
-    wire::{self, EngineSpec, FromEngine, KeepSpec, ToEngine, WINDOW},
+    wire::{self, EngineSpec, FromEngine, ToEngine, WINDOW},
 };
 use crate::{
-    Error, Result,
+    Result,
     cli::EngineArgs,
     confine::{
         child::{Child, lock},
         descriptors,
     },
     constrain::trial,
-    library, memory, sealed,
+    library, memory,
 };
 
 /// Engines that may die while they load a model, one after the other: the model kills them, and the next one too.
@@ -72,47 +71,6 @@ const CHANNEL: usize = WINDOW + 2;
 /// How often readers of the page hear whether the state changed.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A file below the data folder in which states of answers outlive the server.
-#[derive(Clone)]
-pub struct KeepState {
-    /// The data folder.
-    pub home: PathBuf,
-    /// Length of the file.
-    pub bytes: u64,
-}
-
-/// The file while a server runs.
-struct KeptState {
-    /// No other server has it. An engine that outlives this process for a moment does not have the lock.
-    _lock: File,
-    /// What engines are given.
-    file: File,
-}
-
-/// What the key of the file is derived for.
-const KEPT_PURPOSE: &str = "shoal 2026 states of answers on disk";
-
-impl KeepState {
-    /// The file, for this server alone, and what it is sealed with.
-    fn open(&self, model: &str) -> Result<(KeptState, KeepSpec)> {
-        let path = self.home.join("kept-state");
-        let open = || {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)
-        };
-        let (lock, file) = (open()?, open()?);
-        lock.try_lock().map_err(|_| {
-            let path = path.display();
-            Error::usage(format!("another server keeps its state in {path}: give this one another --home"))
-        })?;
-        if file.metadata()?.len() != self.bytes {
-            file.set_len(self.bytes)?;
-        }
-        let key = sealed::secret(&self.home, KEPT_PURPOSE)?;
-        Ok((KeptState { _lock: lock, file }, KeepSpec { key, model: *library::id(model)?.as_bytes() }))
-    }
-}
-
 /// `shoal serve` alone: the engine is another process.
 pub struct Confined {
     shared: Arc<Shared>,
@@ -121,8 +79,6 @@ pub struct Confined {
 
 struct Shared {
     spec: EngineSpec,
-    /// Where states are kept on disk, if they are.
-    kept: Option<KeptState>,
     program: PathBuf,
     /// What may draft tokens of requests that do not say.
     draft: Draft,
@@ -169,14 +125,9 @@ impl Confined {
     /// sessions, and `draft` says what may draft tokens of requests that do not. Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// When this program cannot be found again, or the file of states cannot be opened.
-    pub fn start(
-        args: &EngineArgs,
-        kv_bytes: usize,
-        draft: Draft,
-        keep: Option<KeepState>,
-    ) -> Result<Arc<Self>> {
-        Self::keeping(std::env::current_exe()?, args, kv_bytes, draft, keep)
+    /// When this program cannot be found again.
+    pub fn start(args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
+        Self::of(std::env::current_exe()?, args, kv_bytes, draft)
     }
 
     /// As [`Self::start`], with the program that engines are started from.
@@ -184,18 +135,6 @@ impl Confined {
     /// # Errors
     /// Those of [`EngineArgs::device`].
     pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
-        Self::keeping(program, args, kv_bytes, draft, None)
-    }
-
-    fn keeping(
-        program: PathBuf,
-        args: &EngineArgs,
-        kv_bytes: usize,
-        draft: Draft,
-        state: Option<KeepState>,
-    ) -> Result<Arc<Self>> {
-        let kept = state.map(|state| state.open(&args.model)).transpose()?;
-        let (kept, keep_spec) = kept.unzip();
         let spec = EngineSpec {
             model: args.model.clone(),
             name: model_name(&args.model),
@@ -209,10 +148,9 @@ impl Confined {
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,
-            keep: keep_spec,
         };
         let (next, state) = (AtomicU64::new(1), Mutex::default());
-        let shared = Arc::new(Shared { spec, kept, program, draft, next, state });
+        let shared = Arc::new(Shared { spec, program, draft, next, state });
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }
@@ -315,9 +253,6 @@ async fn run(shared: &Shared) -> io::Result<()> {
     for located in [&located, &drafter].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
-    }
-    if let Some(kept) = &shared.kept {
-        descriptors::send(&ours, &[&kept.file])?;
     }
     ours.set_nonblocking(true)?;
     let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;

@@ -18,10 +18,7 @@ use api::{
     inference::{EmbedRequest, Event, GenerateRequest, Ranking, RerankRequest, TokenLogprobs},
 };
 use futures::StreamExt;
-use shard::{
-    executor::{Class, Device},
-    kernels::threads::Pool,
-};
+use shard::{executor::Device, kernels::threads::Pool};
 use tokio::{
     io::AsyncWriteExt,
     net::UnixStream,
@@ -32,15 +29,13 @@ use tokio::{
 
 use super::{
     Alone,
-    batch::{Disk, drafter_bytes},
-    wire::{self, FromEngine, KeepSpec, ToEngine, WINDOW},
+    batch::drafter_bytes,
+    wire::{self, FromEngine, ToEngine, WINDOW},
 };
 use crate::{
     Error, Result,
     cli::EngineArgs,
-    clock,
     confine::{self, Purpose, descriptors},
-    kept_file::KeptFile,
     library::Located,
     model::{self, Model},
 };
@@ -69,12 +64,6 @@ pub fn run() -> Result<()> {
     };
     let located = receive(&stream, spec.file.as_ref())?;
     let drafter_file = receive(&stream, spec.drafter_file.as_ref())?;
-    let kept = match &spec.keep {
-        Some(keep) => {
-            descriptors::receive(&stream)?.into_iter().next().map(|file| (keep.clone(), File::from(file)))
-        }
-        None => None,
-    };
     stream.set_nonblocking(true)?;
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
     Pool::physical_cores();
@@ -102,8 +91,7 @@ pub fn run() -> Result<()> {
             model.draft_with(name, drafter_file.as_ref(), &model::on_cpu(&device, on)?)?;
             fits(&model, name, kv_bytes)?;
         }
-        let kept = kept.map(|(keep, file)| disk(&model, &device, &keep, file)).transpose()?;
-        Ok((model, kept))
+        Ok(model)
     };
     let alone = Alone::of(load, name, kv_bytes)?;
     runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?).await })
@@ -120,22 +108,6 @@ fn receive(stream: &StdStream, file: Option<&(PathBuf, Vec<u64>)>) -> Result<Opt
     let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
     let (file, bytes) = first;
     Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect() }))
-}
-
-/// What is kept in `file` of the states of `model`: those that this version computed on this device with this length of
-/// context. Each says of which kind of session it is.
-fn disk(model: &Model, device: &Device, keep: &KeepSpec, file: File) -> Result<Disk> {
-    let mut of = blake3::Hasher::new();
-    of.update(&keep.model);
-    of.update(&model.executor.state_tag(model.executor.range()).to_le_bytes());
-    of.update(&(model.ctx as u64).to_le_bytes());
-    of.update(env!("CARGO_PKG_VERSION").as_bytes());
-    // Processors compute the same bits; of no other device that is known here.
-    if !matches!(device, Device::Cpu(_)) || model.executor.class() == Class::Approx {
-        of.update(model.executor.device().as_bytes());
-    }
-    let file = KeptFile::open(file, &keep.key, *of.finalize().as_bytes(), clock::unix_s())?;
-    Ok(Disk::new(file))
 }
 
 /// Refuses a draft model whose state would leave answers less than half of the memory for caches.

@@ -35,7 +35,7 @@ use shard::{
     tokenizer::Encode,
 };
 
-use self::batch::{Ask, Disk, Echo, Jobs, Reading};
+use self::batch::{Ask, Echo, Jobs, Reading};
 pub(crate) use crate::model::model_name;
 use crate::{
     Result,
@@ -70,12 +70,12 @@ impl Alone {
     /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
         let name = model_name(&args.model);
-        Self::of(move || Model::load(&args).map(|model| (model, None)), name, kv_bytes)
+        Self::of(move || Model::load(&args), name, kv_bytes)
     }
 
-    /// As [`Self::start`], with a model that is loaded by `load` and called `name`, and what is kept on disk of its answers.
+    /// As [`Self::start`], with a model that is loaded by `load` and called `name`.
     pub(super) fn of(
-        load: impl FnOnce() -> Result<(Model, Option<Disk>)> + Send + 'static,
+        load: impl FnOnce() -> Result<Model> + Send + 'static,
         name: String,
         kv_bytes: usize,
     ) -> Result<Arc<Self>> {
@@ -83,17 +83,12 @@ impl Alone {
         let (jobs, work) = Jobs::new();
         let (theirs, called) = (state.clone(), name.clone());
         std::thread::Builder::new().name("compute".into()).spawn(move || {
-            let mut disk = None;
             let ready = theirs.get_or_init(|| {
-                let loaded = load().map(|(model, file)| {
-                    disk = file;
-                    Ready::of(model, called)
-                });
-                loaded.map_err(|error| error.to_string())
+                load().map(|model| Ready::of(model, called)).map_err(|error| error.to_string())
             });
             match ready {
                 Ok(ready) => {
-                    if let Err(error) = batch::run(&ready.model, &work, kv_bytes, disk) {
+                    if let Err(error) = batch::run(&ready.model, &work, kv_bytes) {
                         tracing::error!(%error, "the engine stopped");
                     }
                 }

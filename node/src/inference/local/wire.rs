@@ -48,17 +48,6 @@ pub(super) struct EngineSpec {
     pub(super) no_pin: bool,
     /// Memory for the caches of all answers.
     pub(super) kv_bytes: usize,
-    /// Where states are kept on disk, if they are; the descriptor of the file follows all others.
-    pub(super) keep: Option<KeepSpec>,
-}
-
-/// A file of states.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct KeepSpec {
-    /// What it is sealed with.
-    pub(super) key: [u8; 32],
-    /// The model's hash.
-    pub(super) model: [u8; 32],
 }
 
 /// To the process that computes.

@@ -15,7 +15,7 @@ use shard::{
 };
 use tracing::{Span, field::Empty};
 
-use super::{Disk, EVENTS_PER_PASS, Job, named};
+use super::{EVENTS_PER_PASS, Job, named};
 use crate::{
     Result,
     constrain::Constraint,
@@ -65,7 +65,7 @@ impl<'m> Session<'m> {
     pub(super) fn begin(
         model: &'m Model,
         mut job: Job,
-        (kept, disk): (&mut PrefixCache, Option<&mut Disk>),
+        kept: &mut PrefixCache,
         room: usize,
         reserved_bytes: usize,
     ) -> Result<Self> {
@@ -74,11 +74,7 @@ impl<'m> Session<'m> {
         let sampler = Sampler::new(ask.sampling.clone(), ask.seed, blueprint.vocab)?;
         let stops = StopStrings::new(ask.stop.clone())?;
         // What is shown is told while it is computed, whatever was kept.
-        let echoes = ask.echo.is_some();
-        let kept = if echoes { None } else { kept.take(ask.kind, &ask.prompt) };
-        let have = kept.as_ref().map_or(0, SessionState::len);
-        let recall = |disk: &mut Disk| disk.recall(model, ask.kind, &ask.prompt, have);
-        let kept = disk.filter(|_| !echoes).and_then(recall).or(kept);
+        let kept = if ask.echo.is_some() { None } else { kept.take(ask.kind, &ask.prompt) };
         let range = model.executor.range();
         let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.kind), Ok)?;
         let mut ids = std::mem::take(&mut ask.prompt);
