@@ -16,7 +16,7 @@ mod failure;
 pub mod ranges;
 mod request;
 
-pub use crate::choice::{Draft, Guard, Mode, Shadow, Verify, Wire, WireChoice};
+pub use crate::choice::{Draft, Guard, Mode, SessionChoice, Shadow, Verify, Wire, WireChoice};
 pub use events::{
     Done, Drafts, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage,
 };

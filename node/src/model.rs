@@ -77,7 +77,7 @@ impl Prepared {
     /// A device that this build or this machine does not have.
     pub fn device(&self, args: &EngineArgs) -> Result<Device> {
         let processors = self.cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
-        Device::open(args.device, || cpu(args.isa.as_deref(), Pool::on(self.threads, processors)))
+        Device::open(args.device()?, || cpu(args.isa.as_deref(), Pool::on(self.threads, processors)))
     }
 }
 
@@ -158,7 +158,7 @@ pub fn layer_bytes(gguf: &Gguf) -> u64 {
 /// A device that this build or this machine does not have.
 pub fn device(args: &EngineArgs) -> Result<Device> {
     let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
-    Device::open(args.device, || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin)))
+    Device::open(args.device()?, || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin)))
 }
 
 /// The processor with an instruction set by name and compute threads. The calling thread is one of them.

@@ -18,6 +18,7 @@
 //! Limits: round trips that break the triangle inequality cannot be expressed. Coordinates drift together; only their
 //! distances mean something. What was measured always comes before them ([`crate::view`]).
 
+use crate::latency::median;
 use crate::rng::Rng;
 
 /// Axes besides the height: with two, five regions of a planet do not fit; with more, nodes that have few neighbors are
@@ -165,16 +166,10 @@ impl Coordinate {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    let mid = values.len() / 2;
-    let (_, median, _) = (mid < values.len()).then(|| values.select_nth_unstable_by(mid, f64::total_cmp))?;
-    Some(*median)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{AXES, Coordinate, MAX_EXTENT_MS, median};
+    use super::{AXES, Coordinate, MAX_EXTENT_MS};
+    use crate::latency::median;
     use crate::rng::Rng;
 
     /// Places in a plane of `wide` ms, each with a way to the net; round trips between them are exact.

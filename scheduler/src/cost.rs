@@ -20,12 +20,13 @@
 //! load: free until the batch knee, then as many times slower as there are batches. Transfer counts the slower side
 //! and the faster one after the other (store and forward), which over-prices by at most two.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::AddAssign;
 
 use crate::no_route::NoRoute;
 use crate::snapshot::{Hops, Host, Snapshot};
-use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
+use crate::{LayerRange, NodeId, Pipeline, Request, Segment, Shape};
 
 /// Predicted milliseconds of one request, term by term. See the module's page for each.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
@@ -156,6 +157,67 @@ pub(crate) struct Price {
 impl Price {
     /// Prices every host of `snapshot` for `request`, reusing this value's memory.
     pub fn refill(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.begin(snapshot, request)?;
+        let shape = request.shape;
+        let whole = self.refill_needs(snapshot, shape);
+        self.node.clear();
+        self.room.clear();
+        self.capped = false;
+        let bytes = f64::from(shape.tokens_carried()) * f64::from(shape.activation_bytes);
+        for host in &snapshot.hosts {
+            self.node.push(self.of(snapshot, request, bytes, host));
+            let room = host.kv_bytes.filter(|room| *room < whole).unwrap_or(u64::MAX);
+            self.capped |= room != u64::MAX;
+            self.room.push(room);
+        }
+        self.correct_few(snapshot, request, 0..snapshot.hosts.len() as u32);
+        let least = self.least();
+        for (price, room) in self.node.iter_mut().zip(&self.room) {
+            if *room < least {
+                price.enter = f64::INFINITY;
+            }
+        }
+        self.fill_cold(snapshot);
+        Ok(())
+    }
+
+    /// The price of a pipeline's hosts only: of the others nothing is to be asked. With `roomy` as if every host had room for everything.
+    pub fn refill_few(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+        roomy: bool,
+    ) -> Result<(), NoRoute> {
+        self.begin(snapshot, request)?;
+        let whole = self.refill_needs(snapshot, request.shape);
+        let never = NodePrice { rate: 0.0, enter: f64::INFINITY, out: 0.0, into: 0.0 };
+        self.node.clear();
+        self.node.resize(snapshot.hosts.len(), never);
+        self.room.clear();
+        self.room.resize(snapshot.hosts.len(), u64::MAX);
+        let bytes = f64::from(request.shape.tokens_carried()) * f64::from(request.shape.activation_bytes);
+        let nodes = pipeline.segments().iter().map(|segment| segment.node).chain(request.requester);
+        let few: BTreeSet<u32> = nodes.filter_map(|node| snapshot.index_of(node)).collect();
+        for &i in &few {
+            let host = &snapshot.hosts[i as usize];
+            self.node[i as usize] = self.of(snapshot, request, bytes, host);
+            let room = host.kv_bytes.filter(|room| *room < whole && !roomy).unwrap_or(u64::MAX);
+            self.room[i as usize] = room;
+        }
+        self.correct_few(snapshot, request, few.iter().copied());
+        let least = self.least();
+        for &i in &few {
+            if self.room[i as usize] < least {
+                self.node[i as usize].enter = f64::INFINITY;
+            }
+        }
+        self.fill_cold(snapshot);
+        Ok(())
+    }
+
+    /// What does not depend on single hosts.
+    fn begin(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
         let policy = &request.policy;
         let shape = request.shape;
         self.home = match request.requester {
@@ -175,66 +237,57 @@ impl Price {
             None => (0, snapshot.layers),
         };
         self.passes = f64::from(shape.passes().max(1));
+        Ok(())
+    }
+
+    /// Nothing runs on `host`.
+    pub fn bar(&mut self, host: u32) {
+        self.node[host as usize].enter = f64::INFINITY;
+    }
+
+    /// A host's prices before the policy and running requests correct them.
+    fn of(&self, snapshot: &Snapshot, request: &Request, bytes: f64, host: &Host) -> NodePrice {
+        let shape = request.shape;
         let regional = matches!(snapshot.hops, Hops::Regions { .. });
-        let bytes = f64::from(shape.tokens_carried()) * f64::from(shape.activation_bytes);
+        let access = if regional { self.passes * host.access_ms } else { 0.0 };
+        NodePrice {
+            rate: (f64::from(shape.decode_steps()) * host.decode_ms
+                + f64::from(shape.prompt_tokens) * host.prefill_ms)
+                * busy(host, 0)
+                / host.trust,
+            enter: if host.trust < request.policy.trust_floor {
+                f64::INFINITY
+            } else {
+                self.passes * (host.visit_ms + host.queue_ms)
+            },
+            out: access + bytes / host.up_bytes_per_ms,
+            into: access + bytes / host.down_bytes_per_ms,
+        }
+    }
+
+    /// What the state of layers takes; returns that of all.
+    fn refill_needs(&mut self, snapshot: &Snapshot, shape: Shape) -> u64 {
         let positions = u64::from(shape.positions().max(1));
-        self.node.clear();
-        self.room.clear();
-        self.capped = false;
         self.need.clear();
         self.need.push(0);
-        let (mut whole, mut least) = (0u64, u64::MAX);
+        let mut whole = 0u64;
         for layer in 0..snapshot.layers {
-            let need = snapshot.state_bytes(layer, positions);
-            least = least.min(need);
-            whole = whole.saturating_add(need);
+            whole = whole.saturating_add(snapshot.state_bytes(layer, positions));
             self.need.push(whole);
         }
-        for host in &snapshot.hosts {
-            let access = if regional { self.passes * host.access_ms } else { 0.0 };
-            self.node.push(NodePrice {
-                rate: (f64::from(shape.decode_steps()) * host.decode_ms
-                    + f64::from(shape.prompt_tokens) * host.prefill_ms)
-                    * busy(host, 0)
-                    / host.trust,
-                enter: if host.trust < policy.trust_floor {
-                    f64::INFINITY
-                } else {
-                    self.passes * (host.visit_ms + host.queue_ms)
-                },
-                out: access + bytes / host.up_bytes_per_ms,
-                into: access + bytes / host.down_bytes_per_ms,
-            });
-            let room = host.kv_bytes.filter(|room| *room < whole).unwrap_or(u64::MAX);
-            self.capped |= room != u64::MAX;
-            self.room.push(room);
-        }
-        self.correct_few(snapshot, request);
-        for (price, room) in self.node.iter_mut().zip(&self.room) {
-            if *room < least {
-                price.enter = f64::INFINITY;
-            }
-        }
+        whole
+    }
+
+    /// What the smallest layer takes.
+    fn least(&self) -> u64 {
+        self.need.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0)
+    }
+
+    fn fill_cold(&mut self, snapshot: &Snapshot) {
         self.cold.clear();
         if !snapshot.cold.is_empty() {
             self.cold.extend(snapshot.hosts.iter().map(|host| host.load_ms));
         }
-        Ok(())
-    }
-
-    /// As [`Self::refill`], as if every host had room for everything.
-    pub fn refill_unbounded(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
-        self.refill(snapshot, request)?;
-        let least = self.need.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0);
-        for (i, room) in self.room.iter_mut().enumerate() {
-            if *room < least && !request.policy.deny.contains(&snapshot.hosts[i].id) {
-                let host = &snapshot.hosts[i];
-                self.node[i].enter = self.passes * (host.visit_ms + host.queue_ms);
-            }
-            *room = u64::MAX;
-        }
-        self.capped = false;
-        Ok(())
     }
 
     /// Takes `bytes` of a host's room away.
@@ -243,7 +296,7 @@ impl Price {
         let Some(announced) = snapshot.hosts[i].kv_bytes else { return };
         let room = if self.room[i] == u64::MAX { announced } else { self.room[i] };
         let left = room.saturating_sub(bytes);
-        let least = self.need.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0);
+        let least = self.least();
         self.room[i] = left;
         self.capped |= self.need.last().is_some_and(|whole| left < *whole);
         if left < least {
@@ -257,7 +310,7 @@ impl Price {
     }
 
     /// The hosts that the policy or the requester's own running requests treat apart.
-    fn correct_few(&mut self, snapshot: &Snapshot, request: &Request) {
+    fn correct_few(&mut self, snapshot: &Snapshot, request: &Request, priced: impl Iterator<Item = u32>) {
         let policy = &request.policy;
         for &(id, running) in &request.in_flight {
             if let Some(i) = snapshot.index_of(id) {
@@ -271,9 +324,9 @@ impl Price {
             self.node[home as usize].rate *= host.trust;
         }
         if let Some(allow) = &policy.allow {
-            for (i, host) in snapshot.hosts.iter().enumerate() {
-                if !allow.contains(&host.id) && self.home != Some(i as u32) {
-                    self.node[i].enter = f64::INFINITY;
+            for i in priced {
+                if !allow.contains(&snapshot.hosts[i as usize].id) && self.home != Some(i) {
+                    self.bar(i);
                 }
             }
         }
@@ -354,7 +407,18 @@ pub(crate) fn fullness(snapshot: &Snapshot, request: &Request, host: u32) -> f64
 /// reached, or lacks KV room for it.
 pub fn explain(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Result<Vec<Leg>, NoRoute> {
     let mut price = Price::default();
-    price.refill(snapshot, request)?;
+    price.refill_few(snapshot, request, pipeline, false)?;
+    explain_priced(snapshot, request, &price, pipeline)
+}
+
+/// As [`explain`], as if every node had room for everything.
+pub(crate) fn explain_roomy(
+    snapshot: &Snapshot,
+    request: &Request,
+    pipeline: &Pipeline,
+) -> Result<Vec<Leg>, NoRoute> {
+    let mut price = Price::default();
+    price.refill_few(snapshot, request, pipeline, true)?;
     explain_priced(snapshot, request, &price, pipeline)
 }
 

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  view ──▶ snapshot (per model and epoch) ──▶ table as asked ──▶ route, near-equal routes
+//!                                        │            └──▶ its prices ──▶ covers, shadows
 //!                                        └──▶ table with the ends abroad ──▶ comparison
 //! ```
 //!
 //! A snapshot is built when the view's epoch has changed and is shared until it changes again; where only figures of known nodes
-//! did, these are put into a copy; a table is swept when
+//! did, these are put into it, or into a copy where it is still in use; a table is swept when
 //! its snapshot or anything that prices depend on has changed. A second prompt of the same size therefore only reads.
 //! A node decides through this engine; the simulator's policies ask [`Router`] directly.
 //!
@@ -18,7 +19,9 @@ use std::sync::Arc;
 use crate::layer_cost::LayerCosts;
 use crate::route::{Comparison, NoRoute, Route, Router, at_home};
 use crate::snapshot::BadSnapshot;
-use crate::{ModelId, NodeId, Request, Snapshot, SwarmView};
+use crate::standby::{self, Cover};
+use crate::view::Basis;
+use crate::{ModelId, NodeId, Pipeline, Request, Snapshot, SwarmView};
 
 /// Questions after which other strangers are shown although nothing was announced.
 pub const REDRAW: u32 = 32;
@@ -42,6 +45,7 @@ pub struct Engine {
     frozen: Option<Frozen>,
     asked: Kept,
     plain: Kept,
+    covering: Router,
 }
 
 #[derive(Clone, Debug)]
@@ -52,6 +56,7 @@ struct Frozen {
     costs: Option<(LayerCosts, u32)>,
     me: NodeId,
     left: u32,
+    basis: Basis,
     snapshot: Arc<Snapshot>,
 }
 
@@ -72,7 +77,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn route(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Result<Route, NoRoute> {
+    fn prepare(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Result<(), NoRoute> {
         let same = |(known, asked): &(Arc<Snapshot>, Request)| {
             Arc::ptr_eq(known, snapshot) && asked.prices_like(request)
         };
@@ -81,6 +86,11 @@ impl Kept {
             self.router.prepare(snapshot, request)?;
             self.of = Some((Arc::clone(snapshot), request.clone()));
         }
+        Ok(())
+    }
+
+    fn route(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Result<Route, NoRoute> {
+        self.prepare(snapshot, request)?;
         self.router.route(snapshot, request)
     }
 }
@@ -96,23 +106,25 @@ impl Engine {
         wanted: &Wanted<'_>,
         draw: u64,
     ) -> Result<Arc<Snapshot>, BadSnapshot> {
-        let epoch = view.epoch();
-        if let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.is(wanted)) {
-            let thawed = match frozen.epoch == epoch {
-                true => Some(Arc::clone(&frozen.snapshot)),
-                false => view.thaw(&frozen.snapshot, frozen.epoch, wanted.me),
-            };
-            if let Some(snapshot) = thawed {
-                (frozen.epoch, frozen.left) = (epoch, frozen.left - 1);
-                frozen.snapshot = Arc::clone(&snapshot);
-                return Ok(snapshot);
-            }
-        }
         let Wanted { model, num_layers, costs, me } = *wanted;
+        let (epoch, basis) = (view.epoch(), view.basis(model, me));
+        let Self { frozen, asked, plain, .. } = self;
+        if let Some(frozen) = frozen.as_mut().filter(|frozen| frozen.is(wanted) && frozen.basis == basis)
+            && let Some(patch) = view.thaw(&frozen.snapshot, frozen.epoch, me)
+        {
+            (frozen.epoch, frozen.left) = (epoch, frozen.left - 1);
+            if !patch.is_empty() {
+                // What was swept on it is of no use any more, and keeps it from being changed in its place.
+                (asked.of, plain.of) = (None, None);
+                Arc::make_mut(&mut frozen.snapshot).update(patch, me);
+            }
+            return Ok(Arc::clone(&frozen.snapshot));
+        }
         let snapshot = Arc::new(view.snapshot_to_route(model, num_layers, costs, me, draw)?);
         let costs = costs.map(|(costs, context)| (costs.clone(), context));
         let known = Arc::clone(&snapshot);
-        self.frozen = Some(Frozen { epoch, model, num_layers, costs, me, left: REDRAW, snapshot: known });
+        self.frozen =
+            Some(Frozen { epoch, model, num_layers, costs, me, left: REDRAW, basis, snapshot: known });
         Ok(snapshot)
     }
 
@@ -137,6 +149,30 @@ impl Engine {
         };
         Comparison { asked, plain, local: at_home(snapshot, request) }
     }
+
+    /// Who takes over each segment of `primary`, a route of `request`; equals [`covers`](standby::covers).
+    pub fn covers(&mut self, snapshot: &Arc<Snapshot>, request: &Request, primary: &Pipeline) -> Vec<Cover> {
+        match self.asked.prepare(snapshot, request) {
+            Ok(()) => {
+                let priced = &self.asked.router;
+                standby::covers_with(&mut self.covering, priced, snapshot, request, primary)
+            }
+            Err(_) => standby::covers(snapshot, request, primary),
+        }
+    }
+
+    /// Who follows each segment of `primary`, a route of `request`; equals [`shadows`](standby::shadows).
+    pub fn shadows(
+        &mut self,
+        snapshot: &Arc<Snapshot>,
+        request: &Request,
+        primary: &Pipeline,
+    ) -> Vec<Option<NodeId>> {
+        match self.asked.prepare(snapshot, request) {
+            Ok(()) => standby::shadows_priced(snapshot, request, self.asked.router.price(), primary),
+            Err(_) => standby::shadows(snapshot, request, primary),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -146,6 +182,7 @@ mod tests {
     use super::{Engine, REDRAW, Wanted};
     use crate::route::compare;
     use crate::snapshot::{Host, Links};
+    use crate::standby;
     use crate::view::{Geography, SwarmView};
     use crate::{
         Boomerang, Capability, Claim, Holding, LayerRange, LayerSet, Millis, ModelId, NodeId, OperatorId,
@@ -190,7 +227,16 @@ mod tests {
         }
         for request in &questions {
             for snapshot in [&one, &other, &one] {
-                assert_eq!(engine.compare(snapshot, request), compare(snapshot, request), "{request:?}");
+                let compared = engine.compare(snapshot, request);
+                assert_eq!(compared, compare(snapshot, request), "{request:?}");
+                for way in [compared.asked, compared.plain].into_iter().flatten() {
+                    let (covers, shadows) = (
+                        engine.covers(snapshot, request, &way.pipeline),
+                        engine.shadows(snapshot, request, &way.pipeline),
+                    );
+                    assert_eq!(covers, standby::covers(snapshot, request, &way.pipeline), "{request:?}");
+                    assert_eq!(shadows, standby::shadows(snapshot, request, &way.pipeline), "{request:?}");
+                }
             }
         }
     }

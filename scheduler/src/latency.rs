@@ -46,7 +46,7 @@ impl Ema {
         }
         if self.first.len() < Self::WARM_UP {
             self.first.push(sample);
-            self.mean = median(&self.first);
+            self.mean = median(self.first.iter().copied()).unwrap_or(sample);
         } else {
             let weight = 1.0 - (-(now.since(self.at) as f64) / self.tau_ms).exp();
             self.mean += weight * (sample - self.mean);
@@ -65,11 +65,16 @@ impl Ema {
     }
 }
 
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let mid = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[mid] } else { f64::midpoint(sorted[mid - 1], sorted[mid]) }
+/// The middle one of `values`, of an even number the mean of both; `None` without any.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    let (mid, odd) = (values.len() / 2, values.len() % 2 == 1);
+    if values.is_empty() {
+        return None;
+    }
+    let (below, upper, _) = values.select_nth_unstable_by(mid, f64::total_cmp);
+    let lower = below.iter().copied().max_by(f64::total_cmp).filter(|_| !odd);
+    Some(lower.map_or(*upper, |lower| f64::midpoint(lower, *upper)))
 }
 
 /// Smoothed round trip and its variation, as RFC 6298 has them: `srtt` with gain 1/8, `rttvar` with gain 1/4.

@@ -81,6 +81,11 @@ impl Host {
         }
     }
 
+    /// Whether it holds the same layers at the same place: then nothing else of a snapshot depends on it.
+    pub(crate) fn stands_as(&self, before: &Self) -> bool {
+        (&self.loaded, &self.on_disk, self.region) == (&before.loaded, &before.on_disk, before.region)
+    }
+
     fn check(&self, num_layers: u32) -> Result<(), BadSnapshot> {
         let times =
             [self.access_ms, self.decode_ms, self.prefill_ms, self.visit_ms, self.queue_ms, self.load_ms];
@@ -109,6 +114,22 @@ pub enum Links {
         /// Measured pairs `(from, to, ms)` as indices into the hosts given; they replace base and access.
         measured: Vec<(u32, u32, f64)>,
     },
+}
+
+/// What changed of a snapshot, other figures only.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Patch {
+    /// Hosts of it, which hold what they held where they were.
+    pub hosts: Vec<Host>,
+    /// How far one of its hosts measured others of which it had measured that before, one way in ms.
+    pub ways: Vec<(NodeId, f64)>,
+}
+
+impl Patch {
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty() && self.ways.is_empty()
+    }
 }
 
 /// Why no snapshot could be built.
@@ -198,22 +219,24 @@ impl Snapshot {
         }
         hosts.iter().try_for_each(|host| host.check(num_layers))?;
         let regional = matches!(links, Links::Regions { .. });
+        // By name first, which they mostly are already: then short keys are all that is sorted.
         let mut order: Vec<usize> = (0..hosts.len()).collect();
+        order.sort_unstable_by_key(|&i| hosts[i].id);
+        if let Some(pair) = order.windows(2).find(|pair| hosts[pair[0]].id == hosts[pair[1]].id) {
+            return Err(BadSnapshot::Twice(hosts[pair[0]].id));
+        }
+        let mut by_id: Vec<(NodeId, u32)> = order.iter().map(|&i| (hosts[i].id, i as u32)).collect();
         let first = |host: &Host| host.loaded.start().min(host.on_disk.start());
-        order.sort_unstable_by_key(|&i| {
+        order.sort_by_cached_key(|&i| {
             let region = if regional { hosts[i].region } else { 0 };
-            (region, first(&hosts[i]), hosts[i].id)
+            (region, first(&hosts[i]))
         });
         let mut place = vec![0u32; hosts.len()];
         order.iter().enumerate().for_each(|(new, &old)| place[old] = new as u32);
+        by_id.iter_mut().for_each(|(_, at)| *at = place[*at as usize]);
         let hops = index_links(links, &hosts, &order, &place)?;
         let mut slots: Vec<Option<Host>> = hosts.into_iter().map(Some).collect();
         let hosts: Vec<Host> = order.iter().filter_map(|&old| slots[old].take()).collect();
-        let mut by_id: Vec<(NodeId, u32)> = hosts.iter().enumerate().map(|(i, h)| (h.id, i as u32)).collect();
-        by_id.sort_unstable();
-        if let Some(pair) = by_id.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Err(BadSnapshot::Twice(pair[0].0));
-        }
         let mut snapshot = Self {
             model,
             layers,
@@ -252,9 +275,14 @@ impl Snapshot {
 
     /// Fills the per-layer lists of hosts.
     fn index_layers(&mut self) {
-        let held: Vec<LayerSet> = self.hosts.iter().map(|host| host.loaded.union(&host.on_disk)).collect();
+        let mut held: Vec<(u32, LayerRange)> = Vec::with_capacity(self.hosts.len());
+        for (host, i) in self.hosts.iter().zip(0u32..) {
+            let cold = (!host.on_disk.is_empty()).then(|| host.loaded.union(&host.on_disk));
+            let ranges = cold.as_ref().unwrap_or(&host.loaded).ranges();
+            held.extend(ranges.iter().map(|range| (i, *range)));
+        }
         let mut count = vec![0u32; self.layers + 1];
-        for range in held.iter().flat_map(LayerSet::ranges) {
+        for (_, range) in &held {
             (range.start()..range.end()).for_each(|layer| count[layer as usize] += 1);
         }
         let mut total = 0;
@@ -272,11 +300,7 @@ impl Snapshot {
         if self.hosts.iter().any(|host| !host.on_disk.is_empty()) {
             self.cold = vec![false; total as usize];
         }
-        for (i, set) in held.iter().enumerate() {
-            for range in set.ranges() {
-                self.fill_run(i as u32, *range, &mut fill);
-            }
-        }
+        held.into_iter().for_each(|(host, range)| self.fill_run(host, range, &mut fill));
         if let Hops::Regions { regions, .. } = &self.hops {
             for layer in 0..self.layers {
                 let states = self.states(layer);
@@ -325,20 +349,53 @@ impl Snapshot {
         self.index_of(id).map(|i| &self.hosts[i as usize])
     }
 
-    /// Puts `host` in the place of the one with its name; false, and nothing is changed, where its layers or its region are others.
-    pub(crate) fn replace(&mut self, host: Host) -> bool {
-        let Some(at) = self.index_of(host.id) else { return false };
-        let before = &mut self.hosts[at as usize];
-        let layers = (&before.loaded, &before.on_disk, before.region);
-        if layers != (&host.loaded, &host.on_disk, host.region) {
-            return false;
+    /// Takes other figures in.
+    pub(crate) fn update(&mut self, patch: Patch, myself: NodeId) {
+        for host in patch.hosts {
+            let Some(at) = self.index_of(host.id) else { continue };
+            let before = &mut self.hosts[at as usize];
+            let moved = before.access_ms != host.access_ms;
+            *before = host;
+            if moved {
+                self.price_pairs_of(at);
+            }
         }
-        let moved = before.access_ms != host.access_ms;
-        *before = host;
-        if moved {
+        let Some(me) = self.index_of(myself) else { return };
+        for (node, ms) in patch.ways {
+            let Some(at) = self.index_of(node) else { continue };
+            self.set_pair(me, at, ms);
+            self.set_pair(at, me, ms);
             self.price_pairs_of(at);
         }
-        true
+    }
+
+    /// The ways of `myself` to others that are not as measured there, one way in ms: `way_ms` says what is measured now. `None`
+    /// where others are measured than were.
+    pub(crate) fn other_ways(
+        &self,
+        myself: NodeId,
+        way_ms: impl Fn(NodeId) -> Option<f64>,
+    ) -> Option<Vec<(NodeId, f64)>> {
+        let me = self.index_of(myself)?;
+        let mut changed = Vec::new();
+        for (host, i) in self.hosts.iter().zip(0u32..).filter(|(_, i)| *i != me) {
+            match (self.measured_ms(me, i), way_ms(host.id)) {
+                (None, None) => {}
+                (Some(before), Some(ms)) if before == ms => {}
+                (Some(_), Some(ms)) => changed.push((host.id, ms)),
+                _ => return None,
+            }
+        }
+        Some(changed)
+    }
+
+    fn set_pair(&mut self, from: u32, to: u32, ms: f64) {
+        if let Hops::Regions { pair_off, pair_to, pair_ms, .. } = &mut self.hops {
+            let span = pair_off[from as usize] as usize..pair_off[from as usize + 1] as usize;
+            if let Ok(at) = pair_to[span.clone()].binary_search(&to) {
+                pair_ms[span.start + at] = ms;
+            }
+        }
     }
 
     /// Takes the access of a host into the measured pairs that it is part of, which are measured both ways.

@@ -14,10 +14,12 @@
 //! Limits: `disjoint` takes the primary as given; a swarm may have two disjoint pipelines neither of which is part
 //! of the best one. Per-segment covers exist more often and are what failover uses first.
 
+use std::collections::BTreeMap;
+
 use crate::cost::{self, Price};
 use crate::route::{NoRoute, Route, Router};
 use crate::snapshot::Snapshot;
-use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
+use crate::{LayerRange, NodeId, OperatorId, Pipeline, Request, Segment};
 
 /// A second pipeline that shares no node with `primary`, the requester excepted, and, if that leaves a route, no
 /// operator either.
@@ -82,20 +84,43 @@ pub struct Cover {
 
 /// A cover for every segment of `primary` that is not the requester's own, in order.
 pub fn covers(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Cover> {
-    let none = |index| Cover { index, segments: Vec::new(), total_ms: f64::INFINITY };
-    let own = |segment: &Segment| Some(segment.node) == request.requester;
-    let segments = primary.segments().iter().enumerate().filter(|(_, segment)| !own(segment));
+    let mut router = Router::default();
     let others = without(snapshot, request, primary, false);
-    let Some(mut covering) = Covering::new(snapshot, request, primary, others) else {
-        return segments.map(|(index, _)| none(index)).collect();
-    };
-    let mut covers = Vec::new();
-    for (index, _) in segments {
-        let cover = covering.cover(index).unwrap_or_else(|| none(index));
-        cover.segments.iter().for_each(|segment| covering.charge(segment));
-        covers.push(cover);
+    let priced = router.prepare_parts(snapshot, &others);
+    priced.map_or_else(|_| none(request, primary), |()| covers_by(&mut router, snapshot, request, primary))
+}
+
+/// As [`covers`], where `priced` was prepared for `request`; `router` lends its memory.
+pub(crate) fn covers_with(
+    router: &mut Router,
+    priced: &Router,
+    snapshot: &Snapshot,
+    request: &Request,
+    primary: &Pipeline,
+) -> Vec<Cover> {
+    let others = without(snapshot, request, primary, false);
+    let used = others.policy.deny.difference(&request.policy.deny);
+    router.prepare_parts_as(priced, used.filter_map(|node| snapshot.index_of(*node)));
+    covers_by(router, snapshot, request, primary)
+}
+
+/// A router that is priced for others than those of `primary`.
+fn covers_by(router: &mut Router, snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Cover> {
+    let mut covering = Covering::new(router, snapshot, request, primary);
+    let mut covers = none(request, primary);
+    for cover in &mut covers {
+        if let Some(found) = covering.cover(cover.index) {
+            found.segments.iter().for_each(|segment| covering.charge(segment));
+            *cover = found;
+        }
     }
     covers
+}
+
+fn none(request: &Request, primary: &Pipeline) -> Vec<Cover> {
+    let segments = primary.segments().iter().enumerate();
+    let others = segments.filter(|(_, segment)| Some(segment.node) != request.requester);
+    others.map(|(index, _)| Cover { index, segments: Vec::new(), total_ms: f64::INFINITY }).collect()
 }
 
 /// The cheapest nodes outside of `pipeline` that together run exactly the layers of its segment `index`, other operators first; where
@@ -107,7 +132,11 @@ pub fn tiling(
     index: usize,
 ) -> Option<Vec<Segment>> {
     let failed = pipeline.segments().get(index)?.node;
-    let cover = |others| Covering::new(snapshot, request, pipeline, others)?.cover(index);
+    let cover = |others: Request| {
+        let mut router = Router::default();
+        router.prepare_parts(snapshot, &others).ok()?;
+        Covering::new(&mut router, snapshot, request, pipeline).cover(index)
+    };
     let found = cover(without(snapshot, request, pipeline, false)).or_else(|| {
         let mut others = request.clone();
         others.policy.near_equal = 0.0;
@@ -117,41 +146,41 @@ pub fn tiling(
     Some(found?.segments).filter(|segments| !segments.is_empty())
 }
 
-/// Prices for all covers of one pipeline.
+/// What all covers of one pipeline share.
 struct Covering<'a> {
     snapshot: &'a Snapshot,
     primary: &'a Pipeline,
     requester: Option<NodeId>,
     positions: u64,
-    /// Without the pipeline's nodes, with the room that is left.
-    router: Router,
-    /// With them, without bounds on room: the nodes that stay have theirs charged already.
-    whole: Price,
+    /// Without the nodes that may take no part, with the room that is left.
+    router: &'a mut Router,
+    /// The pipeline with a cover in it is priced without bounds on room: the nodes that stay have theirs charged already.
     request: Request,
+    /// By the pipeline's operators, who else is theirs.
+    kin: BTreeMap<OperatorId, Vec<u32>>,
 }
 
 impl<'a> Covering<'a> {
-    /// `others`: the request to those that may take part.
-    fn new(
-        snapshot: &'a Snapshot,
-        request: &Request,
-        primary: &'a Pipeline,
-        mut others: Request,
-    ) -> Option<Self> {
-        others.policy.deny.extend(request.requester);
-        let mut router = Router::default();
-        router.prepare_parts(snapshot, &others).ok()?;
+    /// `router` is priced for those that may take part, and keeps the requester out.
+    fn new(router: &'a mut Router, snapshot: &'a Snapshot, request: &Request, primary: &'a Pipeline) -> Self {
+        let home = request.requester.and_then(|node| snapshot.index_of(node));
+        home.into_iter().for_each(|home| router.bar(home));
         let mut lenient = request.clone();
+        let mut kin: BTreeMap<OperatorId, Vec<u32>> = BTreeMap::new();
         primary.segments().iter().for_each(|segment| {
             lenient.policy.deny.remove(&segment.node);
+            kin.extend(snapshot.host(segment.node).map(|host| (host.operator, Vec::new())));
         });
-        let mut whole = Price::default();
-        whole.refill_unbounded(snapshot, &lenient).ok()?;
+        for (host, i) in snapshot.hosts().iter().zip(0u32..) {
+            if let Some(kin) = kin.get_mut(&host.operator) {
+                kin.push(i);
+            }
+        }
         let positions = u64::from(request.shape.positions().max(1));
         let requester = request.requester;
-        let mut covering = Self { snapshot, primary, requester, positions, router, whole, request: lenient };
+        let mut covering = Self { snapshot, primary, requester, positions, router, request: lenient, kin };
         primary.segments().iter().for_each(|segment| covering.charge(segment));
-        Some(covering)
+        covering
     }
 
     fn charge(&mut self, segment: &Segment) {
@@ -165,10 +194,9 @@ impl<'a> Covering<'a> {
     /// The cheapest tiling of one segment by nodes outside the pipeline, other operators first.
     fn cover(&mut self, index: usize) -> Option<Cover> {
         let failed = self.primary.segments()[index];
-        let operator = self.snapshot.host(failed.node).map(|host| host.operator);
-        let kin = self.snapshot.hosts().iter().zip(0u32..);
-        let kin = kin.filter(|(host, _)| Some(host.operator) == operator && host.id != failed.node);
-        let kin: Vec<u32> = kin.map(|(_, i)| i).collect();
+        let kin = self.snapshot.host(failed.node).and_then(|host| self.kin.get(&host.operator));
+        let others = kin.into_iter().flatten().copied();
+        let kin: Vec<u32> = others.filter(|i| self.snapshot.hosts()[*i as usize].id != failed.node).collect();
         let tried = if kin.is_empty() { None } else { self.tile(index, &kin) };
         tried.or_else(|| self.tile(index, &[]))
     }
@@ -181,7 +209,7 @@ impl<'a> Covering<'a> {
         let (segments, part_ms) =
             self.router.between(self.snapshot, segments[index].layers, barred, from, to)?;
         let whole = self.primary.replaced(index, &segments).ok()?;
-        let legs = cost::explain_priced(self.snapshot, &self.request, &self.whole, &whole);
+        let legs = cost::explain_roomy(self.snapshot, &self.request, &whole);
         let total_ms = legs.map_or(part_ms, |legs| cost::total(&legs).total_ms());
         Some(Cover { index, segments, total_ms })
     }
@@ -192,11 +220,23 @@ impl<'a> Covering<'a> {
 /// of the policy. `None` where no node fits, and for the requester's own segments.
 pub fn shadows(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Option<NodeId>> {
     let mut price = Price::default();
-    let priced = price.refill(snapshot, request).is_ok();
+    match price.refill(snapshot, request) {
+        Ok(()) => shadows_priced(snapshot, request, &price, primary),
+        Err(_) => vec![None; primary.segments().len()],
+    }
+}
+
+/// As [`shadows`], with the prices of `request`.
+pub(crate) fn shadows_priced(
+    snapshot: &Snapshot,
+    request: &Request,
+    price: &Price,
+    primary: &Pipeline,
+) -> Vec<Option<NodeId>> {
     let segments = primary.segments().iter().enumerate();
     let of = |(index, segment): (usize, &Segment)| {
         let own = Some(segment.node) == request.requester;
-        (priced && !own).then(|| shadow(snapshot, request, &price, primary, index)).flatten()
+        (!own).then(|| shadow(snapshot, request, price, primary, index)).flatten()
     };
     segments.map(of).collect()
 }
@@ -224,7 +264,10 @@ fn shadow(
         let node = &price.node[i as usize];
         into + node.enter + node.rate * weight + out
     };
-    let able = snapshot.hosts().iter().zip(0u32..).filter(|(host, i)| {
+    let holders =
+        snapshot.states(layers.start() as usize).filter(|state| snapshot.run_end[*state] >= layers.end());
+    let holders = holders.map(|state| snapshot.host_of[state]);
+    let able = holders.map(|i| (&snapshot.hosts()[i as usize], i)).filter(|(host, i)| {
         let apart = host.operator != operator && Some(host.id) != request.requester;
         ends && apart
             && price.room[*i as usize] >= need

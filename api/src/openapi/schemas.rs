@@ -102,8 +102,15 @@ fn attention() -> Value {
     json!({"type": "string", "maxLength": 96, "description": about})
 }
 
+/// In which form keys and values are kept.
+fn kv_cache_type() -> Value {
+    let about = "In which form keys and values of earlier positions are kept: 16, 8 or 4 bits for each. Fewer take less memory and \
+                 change the answer";
+    json!({"type": "string", "enum": ["f16", "q8", "q4"], "description": about})
+}
+
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 8] {
+fn who() -> [(&'static str, Value); 9] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
@@ -112,6 +119,7 @@ fn who() -> [(&'static str, Value); 8] {
         ("wire", words(&Wire::ALL.map(Wire::name))),
         ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),
         ("attention", attention()),
+        ("kv_cache_type", kv_cache_type()),
         ("cuts", list(integer(1, i64::from(u32::MAX)), 0, 256)),
     ]
 }

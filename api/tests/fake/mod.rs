@@ -309,6 +309,7 @@ impl Inference for Fake {
             verify: if local { Verify::Off } else { request.guard.verify.unwrap_or(Verify::Sample) },
             wire: request.wire.form(),
             attention: "dense".into(),
+            kv_cache_type: "f16".into(),
             cuts: request.wire.cuts.clone(),
             route: if local {
                 vec!["me:0-32".into()]

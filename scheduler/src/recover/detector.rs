@@ -28,7 +28,7 @@
 
 use super::{COLD_STEP_MS, STEP_MS};
 use crate::Millis;
-use crate::latency::{Ema, RoundTrip, SPEED_TAU_MS};
+use crate::latency::{Ema, RoundTrip, SPEED_TAU_MS, median};
 
 /// A step is slow beyond this many times the usual. Lower and the jitter of a busy machine is slowness.
 const SLOW_TIMES: f64 = 3.0;
@@ -135,8 +135,9 @@ impl Detector {
     /// The first steps are all there: what is usual for the stage.
     fn settle(&mut self, now: Millis) {
         let first = std::mem::take(&mut self.first);
-        let usual = median(first.clone());
-        let spread = median(first.iter().map(|ms| (ms - usual).abs()).collect());
+        let middle = |samples: Vec<f64>| median(samples).unwrap_or(0.0);
+        let usual = middle(first.clone());
+        let spread = middle(first.iter().map(|ms| (ms - usual).abs()).collect());
         let most = (SLOW_TIMES * usual).max(usual + UNNOTICED_MS).max(usual + HAMPEL * spread);
         self.bound = first.into_iter().filter(|ms| *ms <= most).fold(usual, f64::max);
         self.baseline.add(now, usual);
@@ -147,12 +148,6 @@ impl Detector {
     pub fn is_gray(&self) -> bool {
         self.sum == GRAY
     }
-}
-
-/// The middle of some samples, the upper one of two.
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples.get(samples.len() / 2).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]

@@ -71,6 +71,7 @@ impl Router {
     /// # Errors
     /// [`NoRoute::UnknownRequester`], or [`NoRoute::EndsNotHeld`] before any search is done.
     pub fn prepare(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.table.forget();
         self.table.price.refill(snapshot, request)?;
         if request.policy.boomerang.is_some() && !ends_held(snapshot, &self.table.price) {
             return Err(NoRoute::EndsNotHeld);
@@ -104,7 +105,25 @@ impl Router {
 impl Router {
     /// Prices `snapshot` for routes of parts of the model ([`Router::between`]).
     pub(crate) fn prepare_parts(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.table.forget();
         self.table.price.refill(snapshot, request)
+    }
+
+    /// As [`Self::prepare_parts`] for the request that `priced` was prepared for, but on none of `barred`.
+    pub(crate) fn prepare_parts_as(&mut self, priced: &Self, barred: impl Iterator<Item = u32>) {
+        self.table.forget();
+        self.table.price.clone_from(&priced.table.price);
+        barred.for_each(|host| self.table.price.bar(host));
+    }
+
+    /// Nothing runs on a host.
+    pub(crate) fn bar(&mut self, host: u32) {
+        self.table.price.bar(host);
+    }
+
+    /// The prices that it was prepared with.
+    pub(crate) fn price(&self) -> &Price {
+        &self.table.price
     }
 
     /// From now on `bytes` of the room of a host are taken by others.

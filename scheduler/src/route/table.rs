@@ -67,6 +67,11 @@ impl Best {
 }
 
 impl Table {
+    /// Another snapshot may follow.
+    pub fn forget(&mut self) {
+        self.entered.iter_mut().for_each(Vec::clear);
+    }
+
     /// Fills `to_go` and `step` of layers `[first, end)` under the current prices.
     pub fn sweep(&mut self, snapshot: &Snapshot, first: usize, end: usize) {
         (self.first, self.end) = (first, end);
@@ -164,8 +169,8 @@ impl Table {
         let passes = self.price.passes;
         let base: Vec<f64> = base.iter().map(|ms| ms * passes).collect();
         let n = snapshot.hosts.len();
+        // Entries of a sweep before are not of a layer that is looked at.
         for side in &mut self.entered {
-            side.clear();
             side.resize(n, Entered { ms: f64::INFINITY, state: NONE });
         }
         let mut bests = vec![Best::EMPTY; regions];

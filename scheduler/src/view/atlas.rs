@@ -71,6 +71,11 @@ impl Atlas {
         self.placed.get(&node)
     }
 
+    /// All nodes that say where they are, in the order of their names.
+    pub fn all(&self) -> &BTreeMap<NodeId, Placed> {
+        &self.placed
+    }
+
     pub fn regions(&self) -> usize {
         self.centers.len()
     }

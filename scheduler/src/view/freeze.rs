@@ -1,8 +1,10 @@
 //! One model as it is believed to be right now, for the router.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::btree_map::Iter;
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Peekable;
 
+use super::atlas::Placed;
 use super::experience::drawn;
 use super::geography::Ground;
 use super::journal::Change;
@@ -11,7 +13,7 @@ use super::{CLAIM_OF_OWN, Experience, Known, PRIOR_LAYER_MS, SwarmView};
 use crate::capability::Holding;
 use crate::latency::bounded_claim;
 use crate::layer_cost::LayerCosts;
-use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
+use crate::snapshot::{BadSnapshot, Host, Links, Patch, Snapshot};
 use crate::{LayerRange, LayerSet, ModelId, NodeId};
 
 /// Strangers that a snapshot for a route shows, drawn for each: a search stays as cheap as without them.
@@ -79,11 +81,14 @@ impl SwarmView {
     ) -> Result<Snapshot, BadSnapshot> {
         let shown = draw.map(|draw| self.shown(model, myself, draw));
         let freezing = Freezing::new(self, model, num_layers, myself);
-        let mut hosts: Vec<Host> = Vec::new();
+        let mut hosts: Vec<Host> = Vec::with_capacity(self.known.len());
+        // All in the order of names, side by side: ten thousand look-ups take longer.
+        let (mut lived, mut placed) = (Walk::over(&self.experience), Walk::over(self.atlas.all()));
         for (id, known) in &self.known {
-            let hidden = shown.as_ref().is_some_and(|shown| !self.is_met(*id) && !shown.contains(id));
-            if !hidden || *id == myself {
-                hosts.extend(freezing.host(*id, known));
+            let (experience, placed) = (lived.at(*id), placed.at(*id));
+            let met = *id == myself || experience.is_some_and(Experience::is_met);
+            if met || shown.as_ref().is_none_or(|shown| shown.contains(id)) {
+                hosts.extend(freezing.host(*id, known, experience, placed));
             }
         }
         let ground = &freezing.ground;
@@ -93,47 +98,62 @@ impl SwarmView {
         Snapshot::new(model, num_layers, weights, hosts, &links)
     }
 
-    /// `snapshot`, frozen for `myself` at the epoch `since`, as it would be frozen now for the same strangers; the same one where
-    /// nothing of it changed. `None` where more changed than figures of its hosts.
-    pub(crate) fn thaw(&self, snapshot: &Arc<Snapshot>, since: u64, myself: NodeId) -> Option<Arc<Snapshot>> {
+    /// What figures of all hosts depend on, besides what is said and known of each: a snapshot outlasts changes only as long as it
+    /// stays.
+    pub(crate) fn basis(&self, model: ModelId, myself: NodeId) -> Basis {
+        let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
+        let draining = self.known.get(&myself).map(|known| known.capability.claim().draining);
+        let here = self.atlas.get(myself).copied();
+        Basis { own: own.map(|own| (own.decode_ms, own.visit_ms)), here, draining }
+    }
+
+    /// What changed in `snapshot` since it was frozen for `myself` at the epoch `since`, as it would be frozen now for the same
+    /// strangers. `None` where more changed than figures of its hosts and ways of its own; what figures depend on
+    /// ([`Self::basis`]) is to be the same.
+    pub(crate) fn thaw(&self, snapshot: &Snapshot, since: u64, myself: NodeId) -> Option<Patch> {
         let changes = self.journal.since(since, self.epoch)?;
+        if changes.is_empty() {
+            return Some(Patch::default());
+        }
         let freezing = Freezing::new(self, snapshot.model(), snapshot.num_layers(), myself);
         let unsaid = freezing.ground.is_mapped() && snapshot.hosts().len() > SAID_UP_TO;
-        let mut nodes = BTreeSet::new();
+        let (mut nodes, mut patch, mut moved) = (BTreeSet::new(), Patch::default(), false);
         for change in changes {
             match change {
-                Change::Node(node) if node != myself => {
+                Change::Node(node) => {
                     nodes.insert(node);
                 }
-                Change::Link(from) if from != myself && unsaid && !self.links.says_way(from, myself) => {}
-                _ => return None,
+                Change::Link(from) if from == myself => moved = true,
+                Change::Link(from) if unsaid => moved |= self.links.says_way(from, myself),
+                Change::Link(_) => return None,
             }
         }
+        if moved {
+            patch.ways = snapshot.other_ways(myself, |node| freezing.ground.way_ms(node))?;
+            nodes.extend(patch.ways.iter().map(|(node, _)| *node));
+        }
         let crowded = snapshot.hosts().iter().filter(|host| !host.met).count() >= MAX_STRANGERS;
-        let mut thawed = None;
         for node in nodes {
-            let now = self.known.get(&node).and_then(|known| freezing.host(node, known));
+            let (experience, placed) = (self.experience.get(&node), self.atlas.get(node));
+            let now = self.known.get(&node).and_then(|known| freezing.host(node, known, experience, placed));
             match (snapshot.host(node), now) {
                 (None, None) => {}
                 // As many strangers as fit are shown: this one may be when they are drawn again.
                 (None, Some(now)) if !now.met && crowded => {}
                 (Some(before), Some(now)) if *before == now => {}
-                (Some(_), Some(now)) => {
-                    let snapshot = thawed.get_or_insert_with(|| Snapshot::clone(snapshot));
-                    if !snapshot.replace(now) {
-                        return None;
-                    }
-                }
+                (Some(before), Some(now)) if now.stands_as(before) => patch.hosts.push(now),
                 _ => return None,
             }
         }
-        Some(thawed.map_or_else(|| Arc::clone(snapshot), Arc::new))
+        Some(patch)
     }
 
     /// The strangers that a route is shown.
     fn shown(&self, model: ModelId, myself: NodeId, draw: u64) -> BTreeSet<NodeId> {
+        let mut lived = Walk::over(&self.experience);
         let holds = |(id, known): &(&NodeId, &Known)| {
-            **id != myself && !self.is_met(**id) && known.capability.holding(model).is_some()
+            let met = lived.at(**id).is_some_and(Experience::is_met);
+            !met && **id != myself && known.capability.holding(model).is_some()
         };
         let mut strangers: Vec<(u64, NodeId)> =
             self.known.iter().filter(holds).map(|(id, _)| (drawn(*id, draw), *id)).collect();
@@ -142,6 +162,29 @@ impl SwarmView {
             strangers.truncate(MAX_STRANGERS);
         }
         strangers.into_iter().map(|(_, id)| id).collect()
+    }
+}
+
+/// See [`SwarmView::basis`].
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Basis {
+    own: Option<(f64, f64)>,
+    here: Option<Placed>,
+    draining: Option<bool>,
+}
+
+/// A map, asked in the order of its names.
+struct Walk<'a, V>(Peekable<Iter<'a, NodeId, V>>);
+
+impl<'a, V> Walk<'a, V> {
+    fn over(map: &'a BTreeMap<NodeId, V>) -> Self {
+        Self(map.iter().peekable())
+    }
+
+    /// What is there of `id`; later only greater names may be asked.
+    fn at(&mut self, id: NodeId) -> Option<&'a V> {
+        while self.0.next_if(|(at, _)| **at < id).is_some() {}
+        self.0.next_if(|(at, _)| **at == id).map(|(_, of)| of)
     }
 }
 
@@ -166,7 +209,13 @@ impl<'a> Freezing<'a> {
     }
 
     /// A node as a host; `None` where it holds nothing, drains or cannot be reached.
-    fn host(&self, id: NodeId, known: &Known) -> Option<Host> {
+    fn host(
+        &self,
+        id: NodeId,
+        known: &Known,
+        experience: Option<&Experience>,
+        placed: Option<&Placed>,
+    ) -> Option<Host> {
         let Self { view, model, myself, own, .. } = *self;
         let claim = known.capability.claim();
         let holding = known.capability.holding(model).filter(|_| !claim.draining);
@@ -175,17 +224,20 @@ impl<'a> Freezing<'a> {
             return None;
         }
         let within = |set: LayerSet| -> LayerSet {
+            if set.end() <= self.num_layers {
+                return set;
+            }
             let model = LayerRange::new(0, self.num_layers);
             let ranges = set.ranges().iter();
             ranges.filter_map(|range| model.and_then(|model| range.intersect(model))).collect()
         };
         let mut host = Host::new(id, LayerSet::default(), PRIOR_LAYER_MS);
         host.operator = claim.operator;
-        let spot = self.ground.spot(claim);
+        let spot = self.ground.spot(claim, placed);
         (host.region, host.access_ms) = (spot.region, spot.access_ms);
         host.up_bytes_per_ms = claim.up_bytes_per_ms;
         host.down_bytes_per_ms = claim.down_bytes_per_ms;
-        let experience = view.experience.get(&id).unwrap_or(&self.fresh);
+        let experience = experience.unwrap_or(&self.fresh);
         host.trust = experience.trust;
         host.met = id == myself || experience.is_met();
         let Some(holding) = holding else { return Some(host) };

@@ -98,8 +98,8 @@ impl<'a> Ground<'a> {
         self.ways.get(&node).copied()
     }
 
-    /// Where `claim`'s node stands.
-    pub fn spot(&self, claim: &Claim) -> Spot {
+    /// Where `claim`'s node stands, which says that it is at `placed`.
+    pub fn spot(&self, claim: &Claim, placed: Option<&Placed>) -> Spot {
         let node = claim.node;
         let Some(unmeasured) = self.geography.unmeasured_ms else {
             let declared = (claim.region as usize) < self.geography.regions;
@@ -119,7 +119,7 @@ impl<'a> Ground<'a> {
             let expected = here.coordinate.round_trip_ms(&placed.coordinate);
             placed.believed && way.is_none_or(|way| fits(expected, 2.0 * way))
         };
-        match (atlas.get(node).filter(sound), way) {
+        match (placed.filter(sound), way) {
             // A node cannot say its own share of a way down to less than half of what is left of a measured one.
             (Some(placed), Some(way)) => {
                 let access_ms = placed.access_ms.max(beyond(placed.region, way) / 2.0);
@@ -131,7 +131,7 @@ impl<'a> Ground<'a> {
             }
             // Around the viewer.
             (None, way) => {
-                let unmeasured = if atlas.get(node).is_some() { REFUTED_MS } else { unmeasured };
+                let unmeasured = if placed.is_some() { REFUTED_MS } else { unmeasured };
                 Spot { region: here.region, access_ms: beyond(here.region, way.unwrap_or(unmeasured)) }
             }
         }

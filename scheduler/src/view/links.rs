@@ -21,30 +21,40 @@ pub(super) const SAID_UP_TO: usize = 2_048;
 
 /// By node, the round trips from it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct MeasuredLinks(BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>);
+pub(super) struct MeasuredLinks {
+    from: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
+    /// Of each viewer, who says how far it is to it: among ten thousand nodes they are not looked for at each question.
+    to: BTreeMap<NodeId, BTreeSet<NodeId>>,
+}
 
 impl MeasuredLinks {
     /// Notes a round trip; of `from` the `most` shortest are kept.
     pub fn observe(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64, most: usize) {
-        let links = self.0.entry(from).or_default();
+        let links = self.from.entry(from).or_default();
         let at = links.iter().position(|link| link.0 == to).unwrap_or_else(|| {
             links.push((to, RoundTrip::default()));
             links.len() - 1
         });
         links[at].1.add(round_trip_ms);
+        if let Some(said) = self.to.get_mut(&to) {
+            said.insert(from);
+        }
         if links.len() > most {
             let slowest = |a: &(NodeId, RoundTrip), b: &(NodeId, RoundTrip)| {
                 a.1.mean_ms().unwrap_or(f64::MAX).total_cmp(&b.1.mean_ms().unwrap_or(f64::MAX))
             };
             if let Some(worst) = (0..links.len()).max_by(|&a, &b| slowest(&links[a], &links[b])) {
-                links.swap_remove(worst);
+                let (dropped, _) = links.swap_remove(worst);
+                if let Some(said) = self.to.get_mut(&dropped) {
+                    said.remove(&from);
+                }
             }
         }
     }
 
     /// Forgets a link's past and notes a round trip, unless it is the same; whether it was another.
     pub fn replace(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64, most: usize) -> bool {
-        if let Some(links) = self.0.get_mut(&from) {
+        if let Some(links) = self.from.get_mut(&from) {
             let before = links.iter().find(|link| link.0 == to).and_then(|link| link.1.mean_ms());
             if before.is_some_and(|ms| (round_trip_ms - ms).abs() <= (SAME * ms).max(SAME_MS)) {
                 return false;
@@ -62,24 +72,37 @@ impl MeasuredLinks {
             let said = links.iter().filter_map(move |(to, trip)| Some((by, *to, trip.mean_ms()?)));
             said.collect::<Vec<_>>()
         };
-        self.0.iter().flat_map(of)
+        self.from.iter().flat_map(of)
     }
 
     /// Forgets all links from a node.
     pub fn forget_node(&mut self, node: NodeId) {
-        self.0.remove(&node);
+        for (to, _) in self.from.remove(&node).into_iter().flatten() {
+            if let Some(said) = self.to.get_mut(&to) {
+                said.remove(&node);
+            }
+        }
+    }
+
+    /// From now on [`Self::ways`] of `me` takes the time of what it returns.
+    pub fn watch(&mut self, me: NodeId) {
+        if !self.to.contains_key(&me) {
+            let said = self.from.iter().filter(|(_, links)| links.iter().any(|link| link.0 == me));
+            let said = said.map(|(from, _)| *from).collect();
+            self.to.insert(me, said);
+        }
     }
 
     /// The nodes to which one of those `from` measured how far they are.
     pub fn reached(&self, from: impl Fn(NodeId) -> bool) -> BTreeSet<NodeId> {
-        let measured = self.0.iter().filter(|(node, _)| from(**node));
+        let measured = self.from.iter().filter(|(node, _)| from(**node));
         measured.flat_map(|(_, links)| links.iter().map(|link| link.0)).collect()
     }
 
     /// The round trip between two nodes as either measured it, ms.
     pub fn round_trip_ms(&self, one: NodeId, other: NodeId) -> Option<f64> {
         let seen = |from, to| {
-            let link = self.0.get(&from)?.iter().find(|link| link.0 == to)?;
+            let link = self.from.get(&from)?.iter().find(|link| link.0 == to)?;
             link.1.mean_ms()
         };
         seen(one, other).or_else(|| seen(other, one))
@@ -87,17 +110,21 @@ impl MeasuredLinks {
 
     /// Whether `from` says how far it is to `to`.
     pub fn says_way(&self, from: NodeId, to: NodeId) -> bool {
-        self.0.get(&from).is_some_and(|links| links.iter().any(|link| link.0 == to))
+        self.from.get(&from).is_some_and(|links| links.iter().any(|link| link.0 == to))
     }
 
     /// What `me` measured, or, where it did not, others to it: one way in ms, by node.
     pub fn ways(&self, me: NodeId) -> BTreeMap<NodeId, f64> {
-        let mut ways = BTreeMap::new();
-        for (from, links) in self.0.iter().filter(|(from, _)| **from != me) {
+        let said = |from: NodeId| {
+            let links = self.from.get(&from).filter(|_| from != me)?;
             let back = links.iter().find(|link| link.0 == me).and_then(|link| link.1.mean_ms());
-            ways.extend(back.map(|ms| (*from, ms / 2.0)));
-        }
-        let own = self.0.get(&me).into_iter().flatten();
+            Some((from, back? / 2.0))
+        };
+        let mut ways: BTreeMap<NodeId, f64> = match self.to.get(&me) {
+            Some(watched) => watched.iter().copied().filter_map(said).collect(),
+            None => self.from.keys().copied().filter_map(said).collect(),
+        };
+        let own = self.from.get(&me).into_iter().flatten();
         ways.extend(own.filter_map(|(to, trip)| Some((*to, trip.mean_ms()? / 2.0))));
         ways
     }
@@ -115,7 +142,7 @@ impl MeasuredLinks {
         let index = |node: &NodeId| hosts.binary_search_by_key(node, |host| host.id).ok().map(|at| at as u32);
         let mut pairs = Vec::new();
         let said = !ground.is_mapped() || hosts.len() <= SAID_UP_TO;
-        for (from, links) in self.0.iter().filter(|(from, _)| said && **from != me) {
+        for (from, links) in self.from.iter().filter(|(from, _)| said && **from != me) {
             let Some(i) = index(from) else { continue };
             for (to, trip) in links.iter().filter(|(to, _)| *to != me) {
                 if let (Some(j), Some(ms)) = (index(to), trip.mean_ms()) {

@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 
 pub use experience::{CLAIM_OF_OWN, MOST_MET, PRIOR_LAYER_MS, SNUBBED_MS};
 pub use feedback::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
+pub(crate) use freeze::Basis;
 pub use freeze::{MAX_PREFILL_GAIN, MAX_STRANGERS, OWN_GAIN};
 pub use geography::Geography;
 pub use links::{MAX_LINKS, MAX_OWN_LINKS};
@@ -219,6 +220,7 @@ impl SwarmView {
 
     /// As [`SwarmView::set_link`] for what the viewer measured itself: [`MAX_OWN_LINKS`] are kept.
     pub fn measure(&mut self, me: NodeId, to: NodeId, round_trip_ms: f64) {
+        self.links.watch(me);
         if self.may_link(me, to) && self.links.replace(me, to, round_trip_ms, MAX_OWN_LINKS) {
             self.changed(Change::Link(me));
         }

@@ -363,16 +363,17 @@ fn a_thawed_snapshot_is_the_one_that_would_be_frozen() {
         view.place(NodeId::numbered(node), placed(if node % 2 == 0 { 0.0 } else { 90.0 }, 4.0));
     }
     (2..40).for_each(|node| view.measure(me, NodeId::numbered(node), 60.0));
+    let basis = view.basis(ModelId::default(), me);
     let freeze =
         |view: &SwarmView| Arc::new(view.snapshot_to_route(ModelId::default(), 8, None, me, 1).unwrap());
     let mut kept = (freeze(&view), view.epoch());
-    let (mut thawed, mut same) = (0, 0);
+    let (mut thawed, mut same, mut moved) = (0, 0, 0);
     for step in 2..600 {
         let node = NodeId::numbered(2 + rng.below(NODES as usize - 1) as u64);
         let now = Millis(step);
         let at = view.get(node).map_or(1, |known| known.claim().sequence);
         let number = u64::from_be_bytes(node.as_bytes()[..8].try_into().unwrap());
-        match rng.below(9) {
+        match rng.below(10) {
             0..3 => {
                 let mut claim = claim(number, at + 1);
                 claim.holdings[0].queue_ms = rng.unit();
@@ -385,6 +386,10 @@ fn a_thawed_snapshot_is_the_one_that_would_be_frozen() {
             7 => {
                 view.merge(said(10_000 + step, 1), now);
             }
+            8 => {
+                let other = 2 + rng.below(if step % 7 == 0 { 60 } else { 38 }) as u64;
+                view.measure(me, NodeId::numbered(other), rng.between(40.0, 90.0));
+            }
             _ if step % 5 == 0 => view.forget(node),
             _ => {
                 let mut claim = claim(number, at + 1);
@@ -396,16 +401,23 @@ fn a_thawed_snapshot_is_the_one_that_would_be_frozen() {
             continue;
         }
         let fresh = freeze(&view);
-        if let Some(snapshot) = view.thaw(&kept.0, kept.1, me) {
+        assert_eq!(view.basis(ModelId::default(), me), basis);
+        if let Some(patch) = view.thaw(&kept.0, kept.1, me) {
             thawed += 1;
-            same += u32::from(Arc::ptr_eq(&snapshot, &kept.0));
+            same += u32::from(patch.is_empty());
+            moved += patch.ways.len();
+            let mut snapshot = Arc::clone(&kept.0);
+            Arc::make_mut(&mut snapshot).update(patch, me);
             // Strangers are those of the last draw.
             let met = |snapshot: &Snapshot| -> Vec<Host> {
                 snapshot.hosts().iter().filter(|host| host.met).cloned().collect()
             };
             assert_eq!(met(&snapshot), met(&fresh), "step {step}");
-            for _ in 0..50 {
-                let pair = [0, 1].map(|_| NodeId::numbered(1 + rng.below(NODES as usize) as u64));
+            for nth in 0..100 {
+                let mut pair = [0, 1].map(|_| NodeId::numbered(1 + rng.below(NODES as usize) as u64));
+                if nth < 50 {
+                    pair = [me, NodeId::numbered(nth)];
+                }
                 let hop = |snapshot: &Snapshot| {
                     let [i, j] = pair.map(|node| snapshot.index_of(node));
                     Some(snapshot.link_ms(i?, j?))
@@ -417,7 +429,7 @@ fn a_thawed_snapshot_is_the_one_that_would_be_frozen() {
             kept = (fresh, view.epoch());
         }
     }
-    assert!(thawed > 50 && same > 0, "{thawed} thawed, {same} unchanged");
+    assert!(thawed > 50 && same > 0 && moved > 10, "{thawed} thawed, {same} unchanged, {moved} ways");
     (0..5_000).for_each(|step| view.set_trust(NodeId::numbered(2), step as f64 / 5_000.0));
     assert!(view.thaw(&kept.0, kept.1, me).is_none(), "the journal does not reach back");
 }

@@ -79,7 +79,7 @@ pub(super) fn admit<E: Executor + ?Sized>(
     items: &mut [Item<'_>],
     spans: &mut Vec<Span>,
 ) -> Result<usize> {
-    let Pass { layers, rounding, states } = pass;
+    let Pass { layers, rounding, states, .. } = pass;
     check_held(executor.range(), layers)?;
     executor.blueprint().check_cut(layers)?;
     let gives = Gave::by(executor, pass);

@@ -24,7 +24,6 @@ use scheduler::{
     route::{Comparison, NoRoute, Route, acquainted, route},
     session::Standbys,
     snapshot::BadSnapshot,
-    standby,
     sticky::{self, Former},
     view::SwarmView,
 };
@@ -203,9 +202,10 @@ impl Router<'_> {
             let mut snapshot = Arc::unwrap_or_clone(snapshot);
             let seats = self.in_flight.get(&session);
             snapshot.assume_room(|host| seats.is_some_and(|seats| seats.nodes.contains(&host.id)));
+            let snapshot = Arc::new(snapshot);
             let full = ask_the_full(&snapshot);
             let careful = acquainted(&snapshot, &request);
-            let tries = [(&snapshot, &careful), (&full, &careful), (&snapshot, &request), (&full, &request)];
+            let tries = [(&*snapshot, &careful), (&full, &careful), (&snapshot, &request), (&full, &request)];
             let mut routes = tries.into_iter().filter_map(|(known, request)| route(known, request).ok());
             let pipeline = routes.next()?.pipeline;
             let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline, shadow);
@@ -405,20 +405,20 @@ impl Router<'_> {
 
     /// Who stands by for a pipeline, and where everybody is.
     fn backing(
-        &self,
-        snapshot: &Snapshot,
+        &mut self,
+        snapshot: &Arc<Snapshot>,
         request: &Request,
         pipeline: &Pipeline,
         shadow: Shadow,
     ) -> (Standbys, Vec<Contact>) {
         let shadows = match shadow {
             Shadow::None => vec![None; pipeline.segments().len()],
-            _ => standby::shadows(snapshot, request, pipeline),
+            _ => self.view.engine.shadows(snapshot, request, pipeline),
         };
         let standbys = Standbys {
             shadows,
             lazy: shadow == Shadow::Lazy,
-            covers: standby::covers(snapshot, request, pipeline),
+            covers: self.view.engine.covers(snapshot, request, pipeline),
         };
         let contacts = self.contacts(pipeline, &standbys);
         (standbys, contacts)

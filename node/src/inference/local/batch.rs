@@ -18,7 +18,7 @@ mod gauges;
 mod pooling;
 mod session;
 
-use scheduler::AttentionKind;
+use scheduler::{CacheType, SessionKind};
 use std::{
     collections::VecDeque,
     sync::{
@@ -88,8 +88,8 @@ pub struct Ask {
     pub echo: Option<Echo>,
     /// What may draft its tokens.
     pub draft: Draft,
-    /// Which earlier positions its rows see; the device computes it.
-    pub attention: AttentionKind,
+    /// Which earlier positions its rows see, and how keys and values are kept; the device computes it.
+    pub kind: SessionKind,
 }
 
 /// An answer on its way to the compute thread.
@@ -190,7 +190,7 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     let mut batch = Batch {
         model,
         workspace: Workspace::new(&*model.executor, capacity)?,
-        position_bytes: position_bytes(model),
+        position_bytes: position_bytes(model, CacheType::F16),
         waiting: VecDeque::new(),
         sessions: Vec::new(),
         pooling: Pooling::default(),
@@ -210,9 +210,9 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
 }
 
 /// Bytes that a position of a session costs, with its share of what a session costs anyway.
-fn position_bytes(model: &Model) -> usize {
+fn position_bytes(model: &Model, cache: CacheType) -> usize {
     let positions = model.ctx.min(256);
-    model.executor.state_bytes(model.executor.range(), positions).div_ceil(positions)
+    model.executor.state_bytes(model.executor.range(), positions, cache).div_ceil(positions)
 }
 
 struct Batch<'m> {
@@ -291,7 +291,8 @@ impl<'m> Batch<'m> {
         }
         while let Some(job) = self.waiting.front() {
             let room = job.ask.max_tokens.min(self.model.ctx - job.ask.prompt.len().min(self.model.ctx) + 1);
-            let bytes = (job.ask.prompt.len() + room).min(self.model.ctx) * self.position_bytes;
+            let position_bytes = position_bytes(self.model, job.ask.kind.cache);
+            let bytes = (job.ask.prompt.len() + room).min(self.model.ctx) * position_bytes;
             if !self.room().has(bytes) || self.sessions.len() == MAX_SESSIONS {
                 return;
             }

@@ -132,7 +132,7 @@ impl Confined {
     /// As [`Self::start`], with the program that engines are started from.
     ///
     /// # Errors
-    /// None so far.
+    /// Those of [`EngineArgs::device`].
     pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
         let spec = EngineSpec {
             model: args.model.clone(),
@@ -141,7 +141,7 @@ impl Confined {
             processors: Vec::new(),
             threads: args.threads,
             ctx: args.ctx,
-            device: args.device.to_string(),
+            device: args.device()?.to_string(),
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,

@@ -86,13 +86,14 @@ pub fn run() -> Result<()> {
         ctx: spec.ctx,
         isa: spec.isa.clone(),
         device: spec.device.parse()?,
+        gpu_memory: None,
         no_pin: spec.no_pin,
     };
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors));
-        let device = Device::open(args.device, on)?;
+        let device = Device::open(args.device()?, on)?;
         Model::of(located.as_ref(), &args, device)
     };
     let alone = Alone::of(load, name, kv_bytes)?;

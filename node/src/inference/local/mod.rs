@@ -11,7 +11,7 @@ pub mod engine;
 pub mod prompt;
 mod wire;
 
-use scheduler::AttentionKind;
+use scheduler::{SessionKind, attention::BadAttention};
 use std::sync::{Arc, OnceLock};
 
 use api::{
@@ -209,10 +209,18 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
     Ok(ids)
 }
 
-/// Which earlier positions a token sees.
-pub(crate) fn attention(request: &GenerateRequest) -> Result<AttentionKind, Failure> {
-    let text = request.attention.as_deref().unwrap_or("dense");
-    text.parse().map_err(|why| Failure::invalid("attention", format!("{why}")))
+/// What the tokens see and how keys and values are kept, as `request` asks.
+pub(crate) fn session_kind(request: &GenerateRequest) -> Result<SessionKind, Failure> {
+    let (attention, cache) = (&request.session.attention, &request.session.kv_cache_type);
+    let refused = |field, why: BadAttention| Failure::invalid(field, why.to_string());
+    Ok(SessionKind {
+        attention: attention
+            .as_deref()
+            .unwrap_or("dense")
+            .parse()
+            .map_err(|why| refused("attention", why))?,
+        cache: cache.as_deref().unwrap_or("f16").parse().map_err(|why| refused("kv_cache_type", why))?,
+    })
 }
 
 /// How tokens are chosen, as `request` asks. Ids of biased tokens are for the model to judge.
@@ -263,9 +271,12 @@ impl Ready {
             let why = "cuts repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
             return Err(Failure::invalid("cuts", why));
         }
-        let attention = attention(request)?;
-        if let Err(why) = self.model.executor.attends(attention) {
-            return Err(Failure::invalid("attention", why.to_string()));
+        let kind = session_kind(request)?;
+        if let Err(why) = self.model.executor.attends(kind) {
+            let alone = SessionKind::from(kind.attention);
+            let field =
+                if self.model.executor.attends(alone).is_ok() { "kv_cache_type" } else { "attention" };
+            return Err(Failure::invalid(field, why.to_string()));
         }
         let constraint = match &self.constraints {
             Ok(constraints) => constraints.constraint(&request.format)?,
@@ -288,7 +299,8 @@ impl Ready {
             verify: Verify::Off,
             wire: Wire::Raw,
             cuts: Vec::new(),
-            attention: attention.to_string(),
+            attention: kind.attention.to_string(),
+            kv_cache_type: kind.cache.to_string(),
             route: vec![format!("{ME}:0-{}", self.info.num_layers)],
             predicted_tok_s: None,
             seed: request.seed.map_or_else(draw_seed, Ok)?,
@@ -312,7 +324,7 @@ impl Ready {
             constraint,
             echo,
             draft: request.sampling.draft.clone().unwrap_or_default(),
-            attention,
+            kind,
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });

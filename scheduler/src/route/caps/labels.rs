@@ -17,6 +17,8 @@ const WIDTH: usize = 8;
 const WIDER: usize = 3;
 /// Labels of a layer looked at for each one that may be followed: the others are dominated.
 const SEEN: usize = 8;
+/// At first only routes are looked for that are better by this share: few labels remain. Then, if labels are left, all that are better.
+const WORTH: f64 = 0.004;
 
 struct Dive<'a> {
     problem: &'a Problem,
@@ -106,6 +108,8 @@ struct Search<'a> {
     /// By layer: bound of the whole, label.
     waiting: Vec<Vec<(f64, u32)>>,
     best: &'a mut Best,
+    /// Share of the best route by which another has to be better.
+    worth: f64,
 }
 
 /// Improves on the route in `best` by beams, each wider than the one before; returns whether it is proven to be the best.
@@ -117,22 +121,32 @@ pub(super) fn beams(problem: &Problem, bounds: &Bounds, windows: &mut Windows, b
     let free = |layer: u32| -> f64 { (0..n as u32).map(|host| bounds.slack(problem, host, layer, 0)).sum() };
     let free = (0..=problem.layers as u32).map(free).collect();
     let waiting = vec![Vec::new(); problem.layers];
-    let mut search = Search { problem, bounds, free, labels: Vec::new(), waiting, best };
+    let mut search = Search { problem, bounds, free, labels: Vec::new(), waiting, best, worth: WORTH };
     let (mut width, mut made) = (WIDTH, 0);
     loop {
-        if search.beam(width) {
+        let whole = search.beam(width);
+        if whole && search.worth == ROUNDING {
             return true;
         }
         windows.polish(problem, search.best);
         made += search.labels.len();
+        if whole {
+            search.worth = ROUNDING;
+        } else {
+            width *= WIDER;
+        }
         if made + WIDER * search.labels.len() > MAX_LABELS {
             return false;
         }
-        width *= WIDER;
     }
 }
 
 impl Search<'_> {
+    /// What costs as much is not looked at.
+    fn limit(&self) -> f64 {
+        self.best.ms * (1.0 - self.worth)
+    }
+
     /// Whether it left nothing out that could be better than the best.
     fn beam(&mut self, width: usize) -> bool {
         let none = Rc::default();
@@ -140,7 +154,7 @@ impl Search<'_> {
         for &host in &self.problem.net.at[0] {
             let spent = self.problem.entry[host as usize];
             let estimate = spent + self.tolls(&none, 0) + self.bounds.start(self.problem.hosts(), 0, host);
-            if estimate < self.best.ms {
+            if estimate < self.limit() {
                 self.push(Label { host, layer: 0, parent: NONE, spent, used: Rc::clone(&none) }, estimate);
             }
         }
@@ -152,7 +166,7 @@ impl Search<'_> {
             settled.iter_mut().for_each(Vec::clear);
             let mut followed = 0;
             for (seen, &(bound, label)) in waiting.iter().enumerate() {
-                if bound >= self.best.ms * (1.0 - ROUNDING) {
+                if bound >= self.limit() {
                     break;
                 }
                 if seen == width * SEEN {
@@ -219,14 +233,14 @@ impl Search<'_> {
             }
             let used = with_used(problem, &used, host, before + units, end);
             let tolls = self.tolls(&used, end);
-            if ms + tolls + bounds.leave(n, end, host) >= self.best.ms {
+            if ms + tolls + bounds.leave(n, end, host) >= self.limit() {
                 continue;
             }
             for &next in &problem.net.at[end as usize] {
                 let spent = ms + problem.hop(host, next);
                 let estimate = spent + tolls + bounds.start(n, end, next);
                 let room = problem.net.room[next as usize];
-                if estimate < self.best.ms
+                if estimate < self.limit()
                     && next != host
                     && (!problem.bound[next as usize]
                         || used_on(&used, next) + problem.needs(end, end + 1) <= room)

@@ -247,6 +247,7 @@ impl Shard {
         for (item, span) in items.iter_mut().zip(&ws.spans).filter(|_| spec.source.is_none()) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
             let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            let kv = paged.shape();
             cpu.store_kv(paged.pages_mut(), kv, &ws.heads.k[at.clone()], &ws.heads.v[at], span.start);
             paged.mark(span.start..span.start + span.rows);
         }
@@ -358,7 +359,7 @@ impl Shard {
             if n == 0 {
                 continue;
             }
-            let (window, _) = self.blueprint.sight(place.layer, item.state.attention());
+            let (window, _) = self.blueprint.sight(place.layer, item.state.kind().attention);
             let Some(paged) = item.state.layer::<Paged>(place.cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
             let mut done = 0;
@@ -374,7 +375,7 @@ impl Shard {
                 jobs.push(AttentionJob {
                     q: &ws.heads.q[(span.first + skipped + done) * width..][..many * width],
                     pages: &paged.pages()[base / QUARTER..],
-                    shape,
+                    shape: paged.shape(),
                     start: at - base,
                     n: many,
                     heads,

@@ -20,7 +20,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
 
 use super::{
     Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, read_bytes, tags::Tags,
@@ -176,22 +176,31 @@ impl Executor for Shard {
         if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
-    fn attends(&self, attention: AttentionKind) -> Result<()> {
-        let latent = |layer: &Layer| matches!(layer.attention, Attention::Latent(_));
-        if matches!(attention, AttentionKind::Sparse(_)) && self.blueprint.layers.iter().any(latent) {
-            let why =
-                format!("attention {attention} of a model with latent attention: choose dense or window:N");
-            return Err(Error::unsupported(why));
-        }
-        Ok(())
+    fn attends(&self, kind: SessionKind) -> Result<()> {
+        let SessionKind { attention, cache } = kind;
+        let sparse = matches!(attention, AttentionKind::Sparse(_));
+        let latent =
+            self.blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Latent(_)));
+        let why = match cache {
+            _ if sparse && latent => {
+                format!("attention {attention} of a model with latent attention: choose dense or window:N")
+            }
+            CacheType::F16 => return Ok(()),
+            _ if latent => format!("a cache of {cache} of a model with latent attention: choose f16"),
+            _ if sparse => {
+                format!("a cache of {cache} with attention {attention}: choose f16, or dense or window:N")
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(why))
     }
 
-    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
         let layer = layer as usize;
-        match self.blueprint.state_kind(layer) {
+        match self.blueprint.state_kind(layer).stored(kind.cache) {
             Kind::Paged(shape) => {
-                let (_, rule) = self.blueprint.sight(layer, attention);
-                Box::new(Paged::new(shape, self.context).attending(attention, rule, &self.cpu))
+                let (_, rule) = self.blueprint.sight(layer, kind.attention);
+                Box::new(Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu))
             }
             kind @ (Kind::Recurrent { .. } | Kind::Nothing) => kind.empty(self.context),
         }

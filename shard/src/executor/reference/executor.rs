@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{CacheType, LayerRange, SessionKind};
 
 use super::{Arithmetic, Model, Rows};
 use crate::{
@@ -128,11 +128,11 @@ impl Executor for Reference {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
         Box::new(Rows::of(&self.model.blueprint, layer as usize))
     }
 
-    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+    fn state_bytes(&self, layers: LayerRange, positions: usize, _cache: CacheType) -> usize {
         let row = |layer: u32| Rows::of(&self.model.blueprint, layer as usize).row_bytes();
         (layers.start()..layers.end()).map(row).sum::<usize>() * positions
     }

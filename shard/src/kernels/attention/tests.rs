@@ -6,7 +6,7 @@ use half::f16;
 
 use scheduler::attention::Sparse;
 
-use super::{landmarks::landmark_len, *};
+use super::{landmarks::landmark_len, small::tests::Kept, *};
 use crate::kernels::{
     Isa, math,
     threads::Pool,
@@ -26,16 +26,17 @@ struct Case {
     sinks: bool,
     far: Option<Sparse>,
     latent: Option<usize>,
+    cache: CacheType,
 }
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
         let (softcap, window, sinks, far, latent) = (None, None, false, None, None);
-        Self { kv_heads, group, dim, start, n, softcap, window, sinks, far, latent }
+        Self { kv_heads, group, dim, start, n, softcap, window, sinks, far, latent, cache: CacheType::F16 }
     }
 
     fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.kv_heads, head_dim: self.dim, latent: self.latent }
+        KvShape { latent: self.latent, cache: self.cache, ..KvShape::new(self.kv_heads, self.dim) }
     }
 
     fn width(&self) -> usize {
@@ -122,7 +123,7 @@ impl Case {
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 28] = [
+const CASES: [Case; 31] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -159,6 +160,10 @@ const CASES: [Case; 28] = [
         far: Some(Sparse { window: 300, sinks: 128, stride: false, block: 0 }),
         ..Case::new(1, 2, 16, 290, 150)
     },
+    // Few units and many pages: these are divided among the threads.
+    Case::new(3, 3, 64, 1_500, 1),
+    Case { window: Some(700), sinks: true, ..Case::new(1, 3, 32, 1_800, 20) },
+    Case { latent: Some(64), ..Case::new(1, 5, 80, 1_100, 2) },
     Case { latent: Some(40), ..Case::new(1, 4, 48, 0, 37) },
     Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
     Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },
@@ -225,9 +230,16 @@ enum Seen {
     Landmark(usize),
 }
 
+/// The cases of dense and narrow sessions whose values are not a part of their keys, in fewer bits.
+fn small_cases() -> impl Iterator<Item = Case> {
+    let cases = CASES.into_iter().filter(|case| case.far.is_none() && case.latent.is_none());
+    cases.flat_map(|case| [CacheType::Q8, CacheType::Q4].map(|cache| Case { cache, ..case }))
+}
+
 /// The specification, one (row, head) at a time.
 fn twin(case: &Case) -> Vec<f32> {
     let (q, k, v) = case.data();
+    let kept = (case.cache != CacheType::F16).then(|| Kept::of(case.shape(), &k, &v));
     let mut out = Vec::new();
     for i in 0..case.n {
         let t = case.start + i;
@@ -235,9 +247,10 @@ fn twin(case: &Case) -> Vec<f32> {
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
             let values = case.shape().value_dim();
-            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match seen {
-                Seen::Position(j) => case.at(x, dim, head, j, d),
-                Seen::Landmark(block) => case.landmark(x, head, block, d),
+            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match (seen, &kept) {
+                (Seen::Position(j), Some(kept)) => kept.value(j, head / case.group, d),
+                (Seen::Position(j), None) => case.at(x, dim, head, j, d),
+                (Seen::Landmark(block), _) => case.landmark(x, head, block, d),
             };
             let mut state: Option<(f32, f32, Vec<f32>)> = None;
             let pages = (first / PAGE..=t / PAGE).map(|page| {
@@ -251,7 +264,11 @@ fn twin(case: &Case) -> Vec<f32> {
                     for d in 0..case.dim {
                         lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, seen, d), lanes[d % LANES]);
                     }
-                    let s = tree(lanes) * case.scale();
+                    let s = match (seen, &kept) {
+                        (Seen::Position(j), Some(kept)) => kept.score(q, j, head / case.group),
+                        _ => tree(lanes),
+                    };
+                    let s = s * case.scale();
                     case.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)
                 });
                 let s = s.collect::<Vec<_>>();
@@ -326,7 +343,7 @@ fn textbook(case: &Case) -> Vec<f64> {
 
 #[test]
 fn every_case_equals_the_twin_everywhere() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(small_cases()) {
         let expected = twin(&case);
         on_every_cpu(|cpu, name| {
             for chunk in [1, 5, 7, 32, usize::MAX] {
@@ -358,11 +375,24 @@ fn the_twin_is_attention() {
     }
 }
 
+/// What fewer bits change, on numbers without a pattern.
+#[test]
+fn fewer_bits_are_near_the_truth() {
+    for case in small_cases() {
+        let (own, truth) = (twin(&case), textbook(&case));
+        let off = own.iter().zip(&truth).map(|(own, truth)| (f64::from(*own) - truth).abs()).sum::<f64>();
+        let off = off / own.len() as f64;
+        let most = if case.cache == CacheType::Q8 { 0.01 } else { 0.1 };
+        assert!(off < most, "{case:?}: {off}");
+    }
+}
+
 #[test]
 fn many_jobs_equal_single_jobs() {
     let cpu = Cpu::new(Isa::detect(), Pool::new(3, false));
     // More jobs than one batch, decoding and prefilling at once.
-    let cases = (0..40).map(|i| Case::new(2, 2, 64, 37 * i, 1 + i % 3)).collect::<Vec<_>>();
+    let case = |i: usize| Case { cache: CacheType::ALL[i % 3], ..Case::new(2, 2, 64, 37 * i, 1 + i % 4) };
+    let cases = (0..40).map(case).collect::<Vec<_>>();
     let stores = cases.iter().map(|case| {
         let (_, k, v) = case.data();
         let mut pages = pages(case.shape(), case.start + case.n);
