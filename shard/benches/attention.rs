@@ -52,6 +52,7 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
             scale: 0.125,
             softcap: None,
             window: None,
+            ahead: 0,
             far: None,
             sinks: None,
             out: &mut out,

@@ -86,6 +86,7 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
             scale: 0.125,
             softcap: None,
             window,
+            ahead: 0,
             far: rule.map(|rule| Far { rule, landmarks: &landmarks }),
             sinks: None,
             out: &mut out[rows],

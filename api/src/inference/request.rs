@@ -119,6 +119,19 @@ impl CallForm {
     }
 }
 
+/// Documents to rank by how well they answer a query.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RerankRequest {
+    /// The model's name; `None` takes the first of [`Inference::models`](super::Inference::models).
+    pub model: Option<String>,
+    /// What is asked.
+    pub query: String,
+    /// What may answer it.
+    pub documents: Vec<String>,
+    /// Whether of a document that does not fit the context with the query its beginning is taken; else it is refused.
+    pub truncate: bool,
+}
+
 /// Texts to embed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EmbedRequest {

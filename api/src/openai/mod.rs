@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 
 use axum::http::HeaderMap;

@@ -221,11 +221,22 @@ fn openai() -> Vec<(&'static str, Value)> {
         ("encoding_format", words(&["float", "base64"])),
         ("dimensions", width),
     ];
+    let some = json!({"type": "string", "minLength": 1});
+    let document = any_of(&[some.clone(), object(1, &[("text", some.clone())])]);
+    let rerank = [
+        ("query", some),
+        ("documents", list(document, 1, 256)),
+        ("model", model()),
+        ("top_n", integer(1, 1 << 20)),
+        ("return_documents", flag()),
+        ("truncate", flag()),
+    ];
     vec![
         ("Chat", with(&[("messages", messages)], &chat)),
         ("Completion", with(&[("prompt", prompt)], &completion)),
         ("Responses", with(&[("input", any_of(&[text(), items]))], &responses)),
         ("Embeddings", object(1, &embeddings)),
+        ("Rerank", object(2, &rerank)),
     ]
 }
 

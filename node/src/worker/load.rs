@@ -60,6 +60,7 @@ impl Loaded {
         let (gguf, id) = open(load, file)?;
         let gguf = Arc::new(gguf);
         let blueprint = Blueprint::from_gguf(&gguf)?;
+        model::writes(&blueprint, blueprint.architecture)?;
         let num_layers = blueprint.layers.len() as u32;
         let layers: Vec<LayerRange> =
             load.layers.iter().map(|&pair| ipc::range(pair)).collect::<Result<_, _>>()?;

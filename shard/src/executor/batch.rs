@@ -86,6 +86,12 @@ pub(super) fn admit<E: Executor + ?Sized>(
     if states && gives != Gave::States {
         return Err(Error::invalid("hidden states of a shard without the head"));
     }
+    if executor.blueprint().encodes() && gives == Gave::Logits {
+        return Err(Error::invalid(format!(
+            "logits of {}, which is an encoder: it makes vectors of texts and no text; ask for embeddings",
+            executor.blueprint().architecture
+        )));
+    }
     let hidden = executor.blueprint().hidden;
     let group = rounding.rule.group();
     if !rounding.is_none() && !hidden.is_multiple_of(group) {
@@ -110,6 +116,11 @@ pub(super) fn admit<E: Executor + ?Sized>(
             Output::All => n,
         };
         let start = item.state.len();
+        if executor.blueprint().encodes() && start > 0 {
+            return Err(Error::invalid(
+                "rows behind those of an earlier pass: an encoder reads a text in one pass",
+            ));
+        }
         spans.push(Span { first: rows, rows: n, wanted: want, first_wanted: wanted, start });
         rows += n;
         wanted += want;

@@ -225,7 +225,7 @@ impl CandleShard {
         match (input, &self.embedding) {
             (Input::Tokens(ids), Some(table)) => {
                 let ids = Tensor::new(ids, &self.device)?;
-                Ok((table.index_select(&ids, 0)? * f64::from(self.blueprint.embedding_scale))?)
+                Ok((table.index_select(&ids, 0)? * f64::from(self.blueprint.embedding.scale))?)
             }
             (Input::Activations(x), _) => {
                 Ok(Tensor::from_slice(x, (x.len() / hidden, hidden), &self.device)?)

@@ -214,6 +214,15 @@ pub trait Executor: Send + Sync {
         }
     }
 
+    /// The score of a text whose hidden state is `state`, one row: before a sigmoid makes it a probability.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that ranks no texts ([`crate::models::Head::rank`]), an executor without its head, and a
+    /// row of another width.
+    fn rank(&self, _state: &[f32]) -> Result<f32> {
+        Err(not_ranked())
+    }
+
     /// What an empty session of `kind`, which the executor computes, remembers in layer `layer` of the model, which is held.
     fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn crate::state::LayerState>;
 
@@ -326,6 +335,11 @@ pub trait Executor: Send + Sync {
             return Err(Error::invalid(format!("activations are no rows of {hidden} values")));
         }
         let chunk = chunk.clamp(1, ws.capacity().rows);
+        if self.blueprint().encodes() && rows > chunk {
+            return Err(Error::invalid(format!(
+                "{rows} rows of an encoder in passes of {chunk}: it reads a text in one pass"
+            )));
+        }
         let mut done = 0;
         loop {
             let end = (done + chunk).min(rows);
@@ -373,6 +387,10 @@ pub trait Executor: Send + Sync {
     fn step(&self, ws: &mut Workspace, state: &mut SessionState, token: u32) -> Result<()> {
         self.forward(ws, &mut [Item { state, input: Input::Tokens(&[token]), output: Output::Last }])
     }
+}
+
+fn not_ranked() -> Error {
+    Error::unsupported("a score of texts: this model has no head that ranks them")
 }
 
 fn state_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, kind: SessionKind) -> SessionState {

@@ -140,13 +140,14 @@ impl Jobs {
     }
 
     /// Hands texts over as token ids, each at least one and no more than the context. Their vectors come in the same
-    /// order, each of length 1 and as wide as the model; dropping what is returned cancels.
+    /// order, each of length 1 and as wide as the model, or where they are to be `ranked` their score alone; dropping what is
+    /// returned cancels.
     ///
     /// # Errors
     /// As for [`Jobs::start`].
-    pub fn embed(&self, inputs: Vec<Vec<u32>>) -> Result<oneshot::Receiver<Vectors>, Failure> {
+    pub fn embed(&self, inputs: Vec<Vec<u32>>, ranked: bool) -> Result<oneshot::Receiver<Vectors>, Failure> {
         let (reply, answer) = oneshot::channel();
-        self.send(Work::Embed(Texts { inputs, reply })).map(|()| answer)
+        self.send(Work::Embed(Texts { inputs, ranked, reply })).map(|()| answer)
     }
 
     /// How much is under way.
@@ -183,9 +184,10 @@ impl Room {
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
 /// that begin like earlier ones.
 pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
-    let vocab = model.executor.blueprint().vocab;
+    let (vocab, encodes) = (model.executor.blueprint().vocab, model.executor.blueprint().encodes());
     let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
-    let rows = CHUNK_ROWS.max(items);
+    // An encoder reads a text in one pass.
+    let rows = if encodes { model.ctx } else { CHUNK_ROWS }.max(items);
     let capacity = Capacity { rows, items, logit_rows: items };
     let mut batch = Batch {
         model,

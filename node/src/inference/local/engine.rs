@@ -14,7 +14,7 @@ use std::{
 
 use api::{
     Inference,
-    inference::{EmbedRequest, Event, GenerateRequest, TokenLogprobs},
+    inference::{EmbedRequest, Event, GenerateRequest, Ranking, RerankRequest, TokenLogprobs},
 };
 use futures::StreamExt;
 use shard::{executor::Device, kernels::threads::Pool};
@@ -130,6 +130,10 @@ async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {
                 let task = tokio::spawn(embed(alone.clone(), id, request, said.clone()));
                 running.insert(id, (task.abort_handle(), Arc::new(Semaphore::new(0))));
             }
+            ToEngine::Rerank { id, request } => {
+                let task = tokio::spawn(rerank(alone.clone(), id, request, said.clone()));
+                running.insert(id, (task.abort_handle(), Arc::new(Semaphore::new(0))));
+            }
             ToEngine::Read { id, events } => {
                 if let Some((_, window)) = running.get(&id) {
                     // No more than were ever taken: what the parent says twice does not widen the window.
@@ -240,6 +244,16 @@ async fn embed(alone: Arc<Alone>, id: u64, request: EmbedRequest, to: mpsc::Send
                 say(&to, &FromEngine::Vector { id, values }).await;
             }
             let (model, prompt_tokens) = (embeddings.model, embeddings.prompt_tokens);
+            say(&to, &FromEngine::Embedded { id, model, prompt_tokens }).await;
+        }
+        Err(failure) => say(&to, &FromEngine::Refused { id, failure }).await,
+    }
+}
+
+async fn rerank(alone: Arc<Alone>, id: u64, request: RerankRequest, to: mpsc::Sender<Vec<u8>>) {
+    match alone.rerank(request).await {
+        Ok(Ranking { model, scores, prompt_tokens }) => {
+            say(&to, &FromEngine::Vector { id, values: scores }).await;
             say(&to, &FromEngine::Embedded { id, model, prompt_tokens }).await;
         }
         Err(failure) => say(&to, &FromEngine::Refused { id, failure }).await,

@@ -153,7 +153,7 @@ impl GpuShard {
                         x.resize(at + hidden, 0.0);
                         (table.format.dequantize)(table.row(id as usize), &mut x[at..]);
                     }
-                    let scale = self.blueprint.embedding_scale;
+                    let scale = self.blueprint.embedding.scale;
                     if scale != 1.0 {
                         let first = x.len() - tokens.len() * hidden;
                         x[first..].iter_mut().for_each(|x| *x *= scale);

@@ -11,7 +11,7 @@ use crate::{
         Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
         batch::{Span, check_load, round_at},
         host::{HostBuffers, pass_each},
-        read_bytes,
+        not_ranked, read_bytes,
         tags::Tags,
     },
     gguf::Gguf,
@@ -49,6 +49,10 @@ impl Reference {
     fn compute(&self, pass: Pass<'_>, item: &mut Item<'_>, span: Span, gave: Gave) -> Result<Vec<f32>> {
         let hidden = self.model.blueprint.hidden;
         let mut out = Vec::new();
+        if let (true, Input::Tokens(tokens)) = (self.model.blueprint.encodes(), item.input) {
+            let states = self.model.encode(tokens);
+            return Ok(states[states.len() - span.wanted..].concat());
+        }
         for row in 0..span.rows {
             let (mut x, token) = match item.input {
                 Input::Tokens(tokens) => self.model.embed(tokens[row]),
@@ -126,6 +130,15 @@ impl Executor for Reference {
 
     fn state_tag(&self, layers: LayerRange) -> u64 {
         self.tags.of(self.range, layers)
+    }
+
+    fn rank(&self, state: &[f32]) -> Result<f32> {
+        let ranks = self.ends.head && self.model.blueprint.head.rank.is_some();
+        if ranks && state.len() == self.model.blueprint.hidden {
+            Ok(self.model.rank(state))
+        } else {
+            Err(not_ranked())
+        }
     }
 
     fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {

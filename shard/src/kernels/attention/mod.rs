@@ -9,8 +9,8 @@
 //! the keys are stored, in the same way.
 //!
 //! # What is computed, in this order (profile d1)
-//! Query row `i` has position `t = start + i` and sees positions `max(0, t + 1 - window) ..= t`. For each page with a visible
-//! position, in page order:
+//! Query row `i` has position `t = start + i` and sees positions `max(0, t + 1 - window) ..= min(t + ahead, start + n - 1)`. For
+//! each page with a visible position, in page order:
 //! 1. `s_j`: 16 partial sums of `q_d * k_jd` by `d mod 16`, fused multiply-add, dimensions ascending, added 8, 4, 2, 1 apart;
 //!    then `s_j = s_j * scale`; then, with a softcap c, `s_j = tanh(s_j / c) * c`.
 //! 2. `m = max s_j`, `p_j = exp(s_j - m)` over the visible positions of the page.
@@ -165,6 +165,8 @@ pub struct AttentionJob<'a> {
     pub softcap: Option<f32>,
     /// A row sees itself and `window - 1` positions before it; at least 1. `None` with a far part, which has a window.
     pub window: Option<usize>,
+    /// A row sees this many positions after itself, no further than the job's last row; 0 with a far part.
+    pub ahead: usize,
     /// What rows see besides the window of its rule; `None` for nothing.
     pub far: Option<Far<'a>>,
     /// For each query head a logit that takes part in the softmax and has no value.
@@ -338,7 +340,7 @@ impl AttentionJob<'_> {
         assert!(self.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads have other sinks");
         assert!(self.window != Some(0), "a window of 0 positions sees nothing");
         if let Some(Far { rule, landmarks }) = self.far {
-            assert!(self.window.is_none(), "sparse attention brings its own window");
+            assert!(self.window.is_none() && self.ahead == 0, "sparse attention brings its own window");
             assert!(self.shape.latent.is_none(), "sparse attention of values that are a part of keys");
             let blocks = (self.start + n).checked_div(rule.block as usize).unwrap_or(0);
             assert!(

@@ -45,7 +45,7 @@ pub(super) struct Task<'a> {
     /// (query row, query head) pairs per key/value head.
     pub(super) pairs: usize,
     pub(super) curve: Curve,
-    window: usize,
+    sight: Sight,
     pub(super) sinks: Option<&'a [f32]>,
     /// Pairs per unit.
     pub(super) rows: usize,
@@ -53,6 +53,12 @@ pub(super) struct Task<'a> {
     pub(super) units: usize,
     pub(super) shelf: Option<Shelf>,
     job: PhantomData<&'a mut [f32]>,
+}
+
+/// How many positions a row sees: itself and before it, and behind it.
+struct Sight {
+    window: usize,
+    ahead: usize,
 }
 
 /// What q.k becomes.
@@ -80,7 +86,7 @@ impl<'a> Task<'a> {
             start: job.start,
             pairs: job.n * group,
             curve: Curve { scale: job.scale, softcap: job.softcap },
-            window: job.window().unwrap_or(usize::MAX),
+            sight: Sight { window: job.window().unwrap_or(usize::MAX), ahead: job.ahead },
             sinks: job.sinks,
             rows,
             shelf: None,
@@ -91,8 +97,8 @@ impl<'a> Task<'a> {
     /// Positions that pair number `pair` sees.
     #[inline(always)]
     pub(super) fn visible(&self, pair: usize) -> Range<usize> {
-        let end = self.position(pair) + 1;
-        end.saturating_sub(self.window)..end
+        let (next, last) = (self.position(pair) + 1, self.start + self.pairs / self.group);
+        next.saturating_sub(self.sight.window)..next.saturating_add(self.sight.ahead).min(last)
     }
 
     /// The position of a pair's query row.
@@ -115,7 +121,7 @@ impl<'a> Task<'a> {
 
     /// Most pages that a unit sees.
     fn page_count(&self) -> usize {
-        pages_seen(self.start, self.pairs / self.group, self.window)
+        pages_seen(self.start, self.pairs / self.group, self.sight.window)
     }
 }
 

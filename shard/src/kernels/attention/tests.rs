@@ -23,6 +23,7 @@ struct Case {
     n: usize,
     softcap: Option<f32>,
     window: Option<usize>,
+    ahead: usize,
     sinks: bool,
     far: Option<Sparse>,
     latent: Option<usize>,
@@ -31,8 +32,21 @@ struct Case {
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
-        let (softcap, window, sinks, far, latent) = (None, None, false, None, None);
-        Self { kv_heads, group, dim, start, n, softcap, window, sinks, far, latent, cache: CacheType::F16 }
+        let (softcap, window, ahead, sinks, far, latent) = (None, None, 0, false, None, None);
+        Self {
+            kv_heads,
+            group,
+            dim,
+            start,
+            n,
+            softcap,
+            window,
+            ahead,
+            sinks,
+            far,
+            latent,
+            cache: CacheType::F16,
+        }
     }
 
     fn shape(&self) -> KvShape {
@@ -56,6 +70,11 @@ impl Case {
     fn first(&self, t: usize) -> usize {
         let window = self.far.map_or(self.window, |rule| Some(rule.window as usize + 1));
         window.map_or(0, |w| (t + 1).saturating_sub(w))
+    }
+
+    /// Those end here.
+    fn end(&self, t: usize) -> usize {
+        (t + 1).saturating_add(self.ahead).min(self.start + self.n)
     }
 
     /// One number of what is stored of `x`, whose rows of a head have `dim`, for position `j`.
@@ -123,7 +142,7 @@ impl Case {
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 31] = [
+const CASES: [Case; 35] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -168,6 +187,10 @@ const CASES: [Case; 31] = [
     Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
     Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },
     Case { latent: Some(8), ..Case::new(2, 2, 12, 300, 7) },
+    Case { ahead: usize::MAX, ..Case::new(2, 1, 32, 0, 300) },
+    Case { ahead: usize::MAX, ..Case::new(1, 2, 24, 250, 17) },
+    Case { ahead: 24, window: Some(25), ..Case::new(2, 2, 16, 0, 290) },
+    Case { ahead: 3, window: Some(1), softcap: Some(20.0), ..Case::new(1, 5, 8, 500, 30) },
 ];
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvQuarter> {
@@ -210,6 +233,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
             scale: case.scale(),
             softcap: case.softcap,
             window: case.window,
+            ahead: case.ahead,
             far: case.far.map(|rule| Far { rule, landmarks: &landmarks }),
             sinks: sinks.as_deref(),
             out: &mut out[done * out_width..(done + n) * out_width],
@@ -253,8 +277,9 @@ fn twin(case: &Case) -> Vec<f32> {
                 (Seen::Landmark(block), _) => case.landmark(x, head, block, d),
             };
             let mut state: Option<(f32, f32, Vec<f32>)> = None;
-            let pages = (first / PAGE..=t / PAGE).map(|page| {
-                let positions = first.max(page * PAGE)..(t + 1).min((page + 1) * PAGE);
+            let end = case.end(t);
+            let pages = (first / PAGE..end.div_ceil(PAGE)).map(|page| {
+                let positions = first.max(page * PAGE)..end.min((page + 1) * PAGE);
                 positions.map(|j| (j, Seen::Position(j))).collect()
             });
             let parts: Vec<Vec<(usize, Seen)>> = [case.far_places(t)].into_iter().chain(pages).collect();
@@ -316,7 +341,7 @@ fn textbook(case: &Case) -> Vec<f64> {
     for i in 0..case.n {
         let t = case.start + i;
         let mut seen = case.far_places(t);
-        seen.extend((case.first(t)..=t).map(|j| (j, Seen::Position(j))));
+        seen.extend((case.first(t)..case.end(t)).map(|j| (j, Seen::Position(j))));
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
             let values = case.shape().value_dim();
@@ -346,7 +371,9 @@ fn every_case_equals_the_twin_everywhere() {
     for case in CASES.into_iter().chain(small_cases()) {
         let expected = twin(&case);
         on_every_cpu(|cpu, name| {
-            for chunk in [1, 5, 7, 32, usize::MAX] {
+            // Rows that see those behind them come together.
+            let chunks: &[usize] = if case.ahead > 0 { &[usize::MAX] } else { &[1, 5, 7, 32, usize::MAX] };
+            for chunk in chunks.iter().copied() {
                 let what = format!("{case:?} in chunks of {chunk} on {name}");
                 assert_same(&compute(cpu, &case, chunk.min(case.n)), &expected, &what);
             }
@@ -416,11 +443,26 @@ fn jobs_equal_single_jobs(cases: &[Case]) {
     let sinks = cases.iter().map(Case::sinks).collect::<Vec<_>>();
     let mut outs = queries.iter().map(|q| vec![0.0; q.len()]).collect::<Vec<_>>();
     let mut jobs = Vec::new();
-    for ((((case, pages), q), sinks), out) in cases.iter().zip(&stores).zip(&queries).zip(&sinks).zip(&mut outs)
+    for ((((case, pages), q), sinks), out) in
+        cases.iter().zip(&stores).zip(&queries).zip(&sinks).zip(&mut outs)
     {
         let (shape, heads, scale) = (case.shape(), case.kv_heads * case.group, case.scale());
-        let (Case { start, n, softcap, window, .. }, sinks, far) = (*case, sinks.as_deref(), None);
-        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, far, sinks, out });
+        let (Case { start, n, softcap, window, ahead, .. }, sinks, far) = (*case, sinks.as_deref(), None);
+        jobs.push(AttentionJob {
+            q,
+            pages,
+            shape,
+            start,
+            n,
+            heads,
+            scale,
+            softcap,
+            window,
+            ahead,
+            far,
+            sinks,
+            out,
+        });
     }
     cpu.attention(&mut jobs);
     for (case, out) in cases.iter().zip(&outs) {
@@ -471,6 +513,7 @@ fn missing_pages_are_refused() {
         scale: 1.0,
         softcap: None,
         window: None,
+        ahead: 0,
         far: None,
         sinks: None,
         out: &mut [0.0; 16],
