@@ -43,13 +43,10 @@ impl Bounds {
         self.leave[layer as usize * hosts + host as usize]
     }
 
-    /// Tolls around those of `others`, swept; one host may be as dear as all of a route.
-    pub fn draw(&mut self, others: &Self, problem: &Problem, shunned: Option<(u32, f64)>, rng: &mut Rng) {
+    /// Tolls around those of `others`, swept.
+    pub fn draw(&mut self, others: &Self, problem: &Problem, rng: &mut Rng) {
         for (toll, around) in self.toll.iter_mut().zip(&others.toll) {
             *toll = around * rng.between(0.0, 2.0);
-        }
-        if let Some((host, ms)) = shunned {
-            self.toll[host as usize] += ms;
         }
         self.sweep(problem);
     }

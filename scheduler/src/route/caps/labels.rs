@@ -11,7 +11,7 @@ use crate::route::Visit;
 use crate::snapshot::NONE;
 
 /// Labels that all beams may make together, about; some 0.1 us each.
-const MAX_LABELS: usize = 10_000;
+const MAX_LABELS: usize = 20_000;
 /// Labels of a layer that the first beam follows, and how many times more the next one.
 const WIDTH: usize = 8;
 const WIDER: usize = 3;
@@ -124,14 +124,11 @@ pub(super) fn beams(problem: &Problem, bounds: &Bounds, windows: &mut Windows, b
     let mut search = Search { problem, bounds, free, labels: Vec::new(), waiting, best, worth: WORTH };
     let (mut width, mut made) = (WIDTH, 0);
     loop {
-        let before = search.best.ms;
         let whole = search.beam(width);
         if whole && search.worth == ROUNDING {
             return true;
         }
-        if search.best.ms < before {
-            windows.polish(problem, search.best);
-        }
+        windows.polish(problem, search.best);
         made += search.labels.len();
         if whole {
             search.worth = ROUNDING;

@@ -42,9 +42,7 @@ const SWEEPS: (usize, usize) = (60, 4);
 const TAKEN: usize = 600;
 const TAKEN_AGAIN: usize = 60;
 /// Dives with drawn tolls, some 30 us each where they matter.
-const DRAWN: usize = 14;
-/// A route from a dive that costs as many times the best one is not made to fit better.
-const HOPELESS: f64 = 1.2;
+const DRAWN: usize = 4;
 /// Keeps the draw of tolls apart from others.
 const SALT: u64 = 0x524f_4f4d;
 
@@ -84,18 +82,10 @@ pub(super) fn search(snapshot: &Snapshot, table: &Table) -> Answer {
         let mut drawn = bounds.clone();
         let mut windows = Windows::new(&problem);
         windows.polish(&problem, &mut best);
-        let mut seen = vec![best.segments.clone()];
-        for nth in 0..DRAWN {
-            // Every other one keeps off a host of the best route: what that took there may be worth more elsewhere.
-            let shunned = (nth % 2 == 1 && !best.segments.is_empty())
-                .then(|| best.segments[rng.below(best.segments.len())].0);
-            drawn.draw(&bounds, &problem, shunned.map(|host| (host, best.ms)), &mut rng);
+        for _ in 0..DRAWN {
+            drawn.draw(&bounds, &problem, &mut rng);
             let mut other = Best::default();
             labels::dive(&problem, &drawn, &flow, TAKEN_AGAIN, &mut other);
-            if other.ms > HOPELESS * best.ms || seen.contains(&other.segments) {
-                continue;
-            }
-            seen.push(other.segments.clone());
             windows.polish(&problem, &mut other);
             best.offer(other.ms, || other.segments);
         }
