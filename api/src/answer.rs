@@ -434,6 +434,7 @@ pub(crate) fn badge(plan: &Plan, report: Option<&Report>) -> Value {
         "wire": plan.wire,
         "cuts": plan.cuts,
         "attention": plan.attention,
+        "kv_cache_type": plan.kv_cache_type,
         "route": plan.route,
         "seed": plan.seed,
         "predicted_tok_s": plan.predicted_tok_s,

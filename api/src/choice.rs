@@ -147,6 +147,17 @@ impl Wire {
     }
 }
 
+/// What the tokens of a session see and how their keys and values are kept, in words that the node knows; `None` for the node's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionChoice {
+    /// Which earlier positions a token sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
+    /// In which form keys and values are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_type: Option<String>,
+}
+
 /// How activations travel, as a request says it; what it leaves open is the node's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireChoice {

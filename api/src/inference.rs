@@ -16,12 +16,12 @@ mod failure;
 pub mod ranges;
 mod request;
 
-pub use crate::choice::{Draft, Guard, Mode, Shadow, Verify, Wire, WireChoice};
+pub use crate::choice::{Draft, Guard, Mode, SessionChoice, Shadow, Verify, Wire, WireChoice};
 pub use events::{
     Done, Drafts, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage,
 };
 pub use failure::Failure;
-pub use request::{CallForm, EmbedRequest, Format, GenerateRequest, Prompt, Sampling};
+pub use request::{CallForm, EmbedRequest, Format, GenerateRequest, Prompt, RerankRequest, Sampling};
 
 /// The events of one answer. Ends after [`Event::Done`] or [`Event::Failed`]; dropping it cancels.
 pub type EventStream = BoxStream<'static, Event>;
@@ -51,6 +51,15 @@ pub trait Inference: Send + Sync + 'static {
     /// # Errors
     /// As for [`Inference::generate`].
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>>;
+
+    /// How well each document answers the query, for models that rank texts; refused by whatever has none.
+    ///
+    /// # Errors
+    /// As for [`Inference::generate`].
+    fn rerank(&self, _: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
+        let why = "no model here ranks texts; `shoal serve --via local` runs one that does";
+        Box::pin(std::future::ready(Err(Failure::invalid("model", why))))
+    }
 
     /// What this node believes of the swarm now.
     fn swarm(&self) -> SwarmSnapshot;
@@ -125,6 +134,17 @@ pub struct Embeddings {
     /// `[inputs][hidden]`, of Euclidean length 1.
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of all inputs.
+    pub prompt_tokens: usize,
+}
+
+/// A score per document.
+#[derive(Clone, Debug)]
+pub struct Ranking {
+    /// The model that answered.
+    pub model: String,
+    /// In the order of the documents, between 0 and 1.
+    pub scores: Vec<f32>,
+    /// Tokens of the query with each document.
     pub prompt_tokens: usize,
 }
 

@@ -108,9 +108,18 @@ impl Account {
 
     /// Texts were embedded, or could not be.
     pub(crate) fn embedded(self, result: Result<Embeddings, Failure>) -> Result<Embeddings, Failure> {
+        self.counted(result, |embeddings| embeddings.prompt_tokens)
+    }
+
+    /// An answer of one piece came, made of so many tokens, or could not be made.
+    pub(crate) fn counted<T>(
+        self,
+        result: Result<T, Failure>,
+        tokens: impl Fn(&T) -> usize,
+    ) -> Result<T, Failure> {
         match &result {
-            Ok(embeddings) => {
-                self.prompt(embeddings.prompt_tokens);
+            Ok(answer) => {
+                self.prompt(tokens(answer));
                 self.ended("done");
             }
             Err(_) => self.ended("failed"),

@@ -277,7 +277,7 @@ fn question(given: &Value) -> Result<Box<GenerateRequest>, String> {
         mode: None::<Mode>,
         guard: Guard::default(),
         wire: WireChoice::default(),
-        attention: None,
+        session: Default::default(),
         show_special: false,
         echo: false,
     }))

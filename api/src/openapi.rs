@@ -26,6 +26,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("post", "/v1/completions", "openai", "Continue a text", "Completion", true),
     ("post", "/v1/responses", "openai", "Answer, in items", "Responses", true),
     ("post", "/v1/embeddings", "openai", "Texts to vectors", "Embeddings", true),
+    ("post", "/v1/rerank", "openai", "Documents by how well they answer a query", "Rerank", true),
     ("get", "/v1/models", "openai", "The models that can be asked", "", true),
     ("get", "/v1/models/{model}", "openai", "One model", "", true),
     ("post", "/v1/messages", "anthropic", "Continue a conversation", "Messages", true),

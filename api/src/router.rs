@@ -26,6 +26,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(openai::completions::post))
         .route("/v1/responses", post(openai::responses::post))
         .route("/v1/embeddings", post(openai::embeddings::post))
+        .route("/v1/rerank", post(openai::rerank::post))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{model}", get(openai::models::get))
         .route("/v1/messages", post(anthropic::messages::post))

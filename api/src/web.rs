@@ -27,9 +27,13 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/history.js", SCRIPT, include_str!("../web/history.js")),
     ("/http.js", SCRIPT, include_str!("../web/http.js")),
     ("/keeper.js", SCRIPT, include_str!("../web/keeper.js")),
+    ("/language.js", SCRIPT, include_str!("../web/language.js")),
     ("/lib-formula.js", SCRIPT, include_str!("../web/lib-formula.js")),
     ("/lib-highlight.js", SCRIPT, include_str!("../web/lib-highlight.js")),
     ("/markdown.js", SCRIPT, include_str!("../web/markdown.js")),
+    ("/messages-de.json", JSON, include_str!("../web/messages-de.json")),
+    ("/messages-en.json", JSON, include_str!("../web/messages-en.json")),
+    ("/messages-zh.json", JSON, include_str!("../web/messages-zh.json")),
     ("/models.js", SCRIPT, include_str!("../web/models.js")),
     ("/modes.js", SCRIPT, include_str!("../web/modes.js")),
     ("/panel.js", SCRIPT, include_str!("../web/panel.js")),
@@ -39,6 +43,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/view.js", SCRIPT, include_str!("../web/view.js")),
     ("/style.css", "text/css; charset=utf-8", include_str!("../web/style.css")),
 ];
+const JSON: &str = "application/json";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const INDEX: &str = include_str!("../web/index.html");
 

@@ -17,6 +17,7 @@ const CLOSED: &[&str] = &[
     "/v1/completions",
     "/v1/responses",
     "/v1/embeddings",
+    "/v1/rerank",
     "/v1/messages",
     "/api/generate",
     "/api/chat",

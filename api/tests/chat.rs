@@ -250,6 +250,37 @@ async fn the_other_families_answer_in_their_shapes() {
 }
 
 #[tokio::test]
+async fn documents_come_back_by_their_scores() {
+    let api = http::start(Fake::quick()).await;
+    let post = async |body: Value| api.post("/v1/rerank", &body).await;
+    let documents = json!(["a cat", {"text": "big fish"}, "a big cat", "nothing"]);
+    let reply = post(json!({"query": "big cat", "documents": documents})).await.json();
+    let results = reply["results"].as_array().unwrap();
+    let order: Vec<u64> = results.iter().map(|result| result["index"].as_u64().unwrap()).collect();
+    assert_eq!(order, [2, 0, 1, 3], "best first, equal ones in their order");
+    assert_eq!(
+        (&results[0]["relevance_score"], &results[0]["document"]["text"]),
+        (&json!(1.0), &json!("a big cat"))
+    );
+    assert_eq!((&reply["model"], &reply["usage"]["total_tokens"]), (&json!("fake-7b"), &json!(9)));
+    let body = json!({"query": "big cat", "documents": documents, "top_n": 1, "return_documents": false});
+    assert_eq!(post(body).await.json()["results"], json!([{"index": 2, "relevance_score": 1.0}]));
+    for (wrong, field) in [
+        (json!({"documents": ["x"]}), "query"),
+        (json!({"query": "", "documents": ["x"]}), "query"),
+        (json!({"query": "x"}), "documents"),
+        (json!({"query": "x", "documents": []}), "documents"),
+        (json!({"query": "x", "documents": ["y", ""]}), "documents"),
+        (json!({"query": "x", "documents": [{"title": "y"}]}), "documents"),
+        (json!({"query": "x", "documents": vec!["y"; 257]}), "documents"),
+        (json!({"query": "x", "documents": ["y"], "top_n": 0}), "top_n"),
+    ] {
+        let reply = post(wrong.clone()).await;
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(field)), "{wrong}");
+    }
+}
+
+#[tokio::test]
 async fn embeddings_come_as_floats_or_base64_for_every_kind_of_input() {
     let api = http::start(Fake::quick()).await;
     let post = async |body: Value| api.post("/v1/embeddings", &body).await;

@@ -353,6 +353,7 @@ fn malformed_bodies_break_nothing() {
         "/v1/completions",
         "/v1/responses",
         "/v1/embeddings",
+        "/v1/rerank",
         "/v1/messages",
         "/api/embed",
         "/api/generate",

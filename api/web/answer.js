@@ -2,6 +2,7 @@
 
 import { clean, number } from './dom.js';
 import { Failure, events, request } from './http.js';
+import { t } from './language.js';
 
 /** How often a node that is not ready is asked again before the user has to. */
 const MAX_RETRIES = 20;
@@ -28,10 +29,10 @@ export async function* chunks(body, signal, answering, outcome, waiting) {
         attempt = 0;
       }
       if (outcome.finish !== 'stopped') return;
-      throw new Failure(0, 'The connection to the node broke.');
+      throw new Failure(0, t('fault.broke'));
     } catch (error) {
       if (error.status !== 0 || !seen || attempt >= MAX_RESUMES) throw error;
-      await pause(1, 'The connection broke; going on from the last token', signal, waiting);
+      await pause(1, t('course.resumes'), signal, waiting);
     }
   }
 }
@@ -51,7 +52,7 @@ async function open(body, signal, answering, seen, waiting) {
 
 /** Waits, saying why; ends early with AbortError. */
 async function pause(seconds, why, signal, waiting) {
-  waiting(`${why}; asking again in ${seconds} s.`);
+  waiting(t('course.again', { why, n: seconds }));
   await new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, 1000 * seconds);
     signal.addEventListener('abort', () => {

@@ -9,31 +9,34 @@
 //   modes.js     who may read what is sent                     history.js the list of conversations
 //   code.js      colors in code (lib-highlight.js)              formula.js TeX as MathML (lib-formula.js)
 //   models.js    models here and to be fetched
-//   settings.js  instructions, sampling, presets               files.js  attached texts
+//   settings.js  instructions, sampling, presets, language      files.js  attached texts
+//   language.js  the messages of the page (messages-*.json)
 
 import { Chat } from './chat.js';
 import { $, clean, list } from './dom.js';
 import { History } from './history.js';
 import { json, keepToken, takeToken } from './http.js';
 import { Keeper } from './keeper.js';
+import { t } from './language.js';
 import { Models } from './models.js';
 import { Panel } from './panel.js';
 import { Settings } from './settings.js';
 import { Swarm } from './swarm.js';
 
-const THEMES = { auto: 'Auto', light: 'Light', dark: 'Dark' };
+const THEMES = ['auto', 'light', 'dark'];
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  $('theme-name').textContent = THEMES[theme];
+  const name = t(`theme.${theme}`);
+  $('theme-name').textContent = name;
+  $('theme').setAttribute('aria-label', t('theme', { name }));
 }
 
 function themes() {
   const kept = localStorage.getItem('shoal.theme');
-  setTheme(kept in THEMES ? kept : 'auto');
+  setTheme(THEMES.includes(kept) ? kept : 'auto');
   $('theme').addEventListener('click', () => {
-    const names = Object.keys(THEMES);
-    const next = names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length];
+    const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
     localStorage.setItem('shoal.theme', next);
     setTheme(next);
   });
@@ -47,7 +50,7 @@ function turn(panel, chat) {
     if (name === page) $(`to-${name}`).setAttribute('aria-current', 'page');
     else $(`to-${name}`).removeAttribute('aria-current');
   }
-  document.title = { swarm: 'Swarm · Shoal', models: 'Models · Shoal' }[page] ?? 'Shoal';
+  document.title = page === 'chat' ? 'Shoal' : `${t(page === 'swarm' ? 'swarm' : 'models')} · Shoal`;
   panel.render(true);
   if (page === 'models') library.refresh();
   reopen(chat);
@@ -69,7 +72,7 @@ async function models(chat, swarm) {
     asked = now;
     try {
       const answer = await json('/v1/models');
-      chat.setModels(list(answer.data, 200).map((model) => ({ id: String(model?.id ?? '').slice(0, 128), shown: clean(model?.id, 48) || 'unnamed' })));
+      chat.setModels(list(answer.data, 200).map((model) => ({ id: String(model?.id ?? '').slice(0, 128), shown: clean(model?.id, 48) || t('unnamed') })));
     } catch {
       asked = '';
     }
@@ -103,7 +106,7 @@ function keep(keeper, swarm, chat) {
     }
     asked = swarm.connected;
   });
-  keeper.addEventListener('change', () => ($('kept-note').textContent = keeper.known ? 'What you ask is kept on this machine, encrypted, until you delete it.' : 'This conversation stays in this tab and is gone when you close it.'));
+  keeper.addEventListener('change', () => ($('kept-note').textContent = t(keeper.known ? 'welcome.kept' : 'welcome.unkept')));
 }
 
 await takeToken();
@@ -123,4 +126,4 @@ addEventListener('hashchange', async () => {
 });
 turn(panel, chat);
 swarm.follow();
-if (matchMedia('(pointer: fine)').matches) $('prompt').focus();
+if (matchMedia('(pointer: fine)').matches && document.activeElement === document.body) $('prompt').focus();

@@ -2,22 +2,18 @@
 // reports them, in a line and behind it as a table.
 
 import { strip } from './chart.js';
-import { clean, count, duration, h, list, number, rate, s } from './dom.js';
+import { clean, duration, h, list, number, rate, s } from './dom.js';
+import { figure, t } from './language.js';
 import { kindOf, stageMs } from './view.js';
 
-/** What figures mean, said where one clicks them. */
-const WHY = {
-  Way: 'Layers on each machine, and how long a token stays there and on the way.',
-  'Checked by': 'Nodes that computed it again and compared.',
-  Speed: 'From the first token to the last.',
-  Drafts: 'Guessed tokens, confirmed several at a time.',
-  'First token': 'The prompt is computed before it.',
-};
+const MODES = ['local', 'trusted', 'boomerang', 'open'];
+/** Figures whose meaning is said where one clicks them. */
+const EXPLAINED = ['way', 'checked', 'speed', 'drafts', 'first'];
 
-function explain({ currentTarget: button }) {
+function explain(button, name) {
   const told = button.nextSibling;
   if (told) told.remove();
-  else button.after(h('p', null, WHY[button.textContent]));
+  else button.after(h('p', null, t(`badge.${name}.why`)));
   button.setAttribute('aria-expanded', String(!told));
 }
 
@@ -35,53 +31,60 @@ export function badge(swarm, outcome) {
   const judged = outcome.report && (peers.length || verdict.convicted.length);
   const speed = number(report.tok_s) || (outcome.seconds > 0 ? outcome.tokens / outcome.seconds : 0);
   const faults = Math.max(number(report.faults_survived), outcome.told.length);
-  const facts = [peers.length ? count(peers.length, 'peer') : known ? 'this machine alone' : `mode ${outcome.mode}`];
-  if (judged) facts.push(checked(verdict));
-  if (speed) facts.push(`${rate(speed)} tok/s`);
-  if (faults) facts.push(`${count(faults, 'fault')} survived`);
-  if (outcome.finish === 'stopped') facts.push('stopped by you');
-  if (outcome.finish === 'length') facts.push('cut at the token limit');
+  const facts = [[peers.length ? t('count.peers', { n: peers.length }) : known ? t('badge.alone') : t('badge.in', { mode: modeName(outcome.mode) })]];
+  if (judged) facts.push([checked(verdict), verdict.convicted.length > 0 || !(verdict.checking || verdict.checkedBy.length)]);
+  if (speed) facts.push([t('unit.rate', { rate: rate(speed) })]);
+  if (faults) facts.push([t('count.survived', { n: faults }), true]);
+  if (outcome.finish === 'stopped') facts.push([t('badge.stopped')]);
+  if (outcome.finish === 'length') facts.push([t('badge.length')]);
   const line = s('svg', { class: 'strip', 'aria-hidden': 'true' });
   strip(line, planned, Math.max(layers, ...planned.map((stage) => stage.end)));
-  const row = (name, value) => value && h('div', null, h('dt', null, WHY[name] ? h('button', { type: 'button', 'aria-expanded': 'false', click: explain }, name) : name), h('dd', null, value));
+  const row = (name, value) => value && h('div', null, h('dt', null, EXPLAINED.includes(name) ? h('button', { type: 'button', 'aria-expanded': 'false', click: (event) => explain(event.currentTarget, name) }, t(`badge.${name}`)) : t(`badge.${name}`)), h('dd', null, value));
   return h('details', { class: 'badge' },
-    h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked|cheat/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
+    h('summary', { 'data-more': t('badge.more'), 'data-less': t('badge.less') }, line, h('span', { class: 'facts' }, facts.map(([fact, marked], i) => h('span', { class: marked ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
     h('dl', null,
-      row('Mode', outcome.mode),
-      row('Way', stages.length ? stages.map((stage) => `${stage.kind === 'home' ? 'this machine' : swarm.called(stage.node)} ${stage.start}–${stage.end} (${duration(stageMs(stage))})`).join(' → ') : clean(outcome.route, 400)),
-      row('Computed by', peers.length ? peers.join(', ') : known ? 'this machine' : ''),
-      row('Checked by', judged ? account(verdict) : ''),
-      row('Caught', verdict.convicted.length ? `${verdict.convicted.join(', ')} computed something else. ${verdict.wrongFrom === null ? 'Nothing of that is in the answer.' : `What you read from token ${verdict.wrongFrom + 1} on follows from it and is not to be relied on: ask again.`}` : ''),
-      row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
-      row('Drafts', drafted(report.drafts)),
-      row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
-      row('Wire', outcome.wire && outcome.wire !== 'raw' ? `${outcome.wire}, rounded before layers ${outcome.cuts}` : ''),
-      row('Seed', `${outcome.seed}: with it, the same tokens come again`),
-      row('Faults', outcome.told.join(' '))));
+      row('mode', modeName(outcome.mode)),
+      row('way', stages.length ? stages.map((stage) => `${stage.kind === 'home' ? t('me') : swarm.called(stage.node)} ${stage.start}–${stage.end} (${duration(stageMs(stage))})`).join(' → ') : clean(outcome.route, 400)),
+      row('computed', peers.length ? peers.join(', ') : known ? t('me') : ''),
+      row('checked', judged ? account(verdict) : ''),
+      row('caught', verdict.convicted.length ? t(verdict.wrongFrom === null ? 'badge.caught.none' : 'badge.caught.from', { names: verdict.convicted.join(', '), token: String(verdict.wrongFrom + 1) }) : ''),
+      row('speed', t(outcome.predicted ? 'badge.speed.both' : 'badge.speed.is', { rate: rate(speed), predicted: rate(outcome.predicted) })),
+      row('drafts', drafted(report.drafts)),
+      row('first', Number.isFinite(outcome.firstMs) ? t('badge.first.after', { time: duration(outcome.firstMs) }) : ''),
+      row('wire', outcome.wire && outcome.wire !== 'raw' ? t('badge.wire.is', outcome) : ''),
+      row('seed', t('badge.seed.is', { seed: String(outcome.seed) })),
+      row('faults', outcome.told.join(' '))));
 }
+
+/** A mode as the page calls it. */
+const modeName = (mode) => (MODES.includes(mode) ? t(`mode.${mode}`) : mode);
 
 /** What is known of an answer's checks, in a few words. */
 export function checked({ checking, checkedBy, convicted, wrongFrom }) {
-  if (convicted.length) return `cheat found: ${convicted[0]}${wrongFrom === null ? ', and undone' : ', not to be relied on'}`;
-  if (checking || !checkedBy.length) return checking ? 'being checked' : 'unchecked';
-  return `checked by ${named(checkedBy).slice(0, 2).join(', ')}${checkedBy.length > 2 ? ` and ${checkedBy.length - 2} more` : ''}`;
+  if (convicted.length) return t(wrongFrom === null ? 'check.undone' : 'check.unreliable', { name: convicted[0] });
+  if (checking || !checkedBy.length) return t(checking ? 'check.running' : 'check.no');
+  return t('check.by', { names: few(named(checkedBy), 2) });
 }
 
 /** The same as a sentence. */
 function account({ checking, checkedBy, checkedTokens }) {
-  if (!checkedBy.length) return checking ? 'no node yet: it is being computed again' : 'no node';
-  const equal = checkedTokens ? `: ${count(checkedTokens, 'token')} recomputed and equal` : '';
-  return `${named(checkedBy).join(', ')}${equal}${checking ? '; the rest is being computed again' : ''}`;
+  if (!checkedBy.length) return t(checking ? 'check.soon' : 'check.none');
+  const names = named(checkedBy).join(', ');
+  const said = checkedTokens ? t('check.equal', { names, n: checkedTokens }) : names;
+  return checking ? t('check.rest', { said }) : said;
 }
 
 /** What came of drafted tokens, as a sentence. */
 function drafted(drafts) {
   if (!drafts || !number(drafts.proposed)) return '';
-  const by = list(drafts.by, 4).map((name) => clean(name, 24)).join(' and ');
-  return `${number(drafts.tokens_per_pass).toFixed(1)} tokens a pass; ${number(drafts.right)} of ${number(drafts.proposed)} drafted by ${by} were right`;
+  const by = list(drafts.by, 4).map((name) => clean(name, 24)).join(t('badge.and'));
+  return t('badge.drafts.are', { pass: figure(number(drafts.tokens_per_pass), 1), right: number(drafts.right), proposed: number(drafts.proposed), names: by });
 }
 
-const named = (nodes) => nodes.map((name) => (name === 'me' ? 'this machine' : name));
+/** The first names, and how many more there are. */
+export const few = (names, most) => (names.length > most ? t('and.more', { names: names.slice(0, most).join(', '), n: names.length - most }) : names.join(', '));
+
+const named = (nodes) => nodes.map((name) => (name === 'me' ? t('me') : name));
 
 /** The stages in a route such as `me:0-2 3f2a91c0:2-16`. */
 const readRoute = (route) =>

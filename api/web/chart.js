@@ -8,6 +8,7 @@
 // All geometry is here and pure: `draw` is given a view (see `view.js`) and an element, and replaces its content.
 
 import { duration, rate, s } from './dom.js';
+import { t } from './language.js';
 
 const ROW = 46;
 const BAR = 14;
@@ -17,6 +18,9 @@ const SOUNDINGS = 44;
 const LAP_MS = 2600;
 /** Below this width labels are shortened. */
 const NARROW = 520;
+
+/** Widths of a text in letters; one of Chinese is wider than two. */
+const letters = (text) => [...text].reduce((sum, letter) => sum + (letter >= '\u2e80' ? 2.4 : 1), 0);
 
 /** An arrow head that points right, its tip at the origin. */
 const HEAD = 'M0 0 L-7 -3.5 L-7 3.5 Z';
@@ -72,10 +76,10 @@ function lap(view, x, y, narrow) {
   const r = 12;
   const path = `M${right} ${last} ${back(left, right, r, first)}`;
   const total = view.stages.reduce((sum, stage) => sum + (stage.ms || 0), 0);
-  const words = narrow ? `one lap ${duration(total)}` : `one token, one lap: ${duration(total)}`;
-  const text = view.tokS > 0 ? `${words} · ${rate(view.tokS)} tok/s` : words;
+  const words = t(narrow ? 'chart.lap.short' : 'chart.lap', { time: duration(total) });
+  const text = view.tokS > 0 ? `${words} · ${t('unit.rate', { rate: rate(view.tokS) })}` : words;
   const middle = (left + right) / 2;
-  const half = text.length * 3 + 8;
+  const half = letters(text) * 3 + 8;
   return [
     s('path', { class: 'lap', d: path }),
     s('path', { class: 'lap-head', d: HEAD, transform: `translate(${left} ${first - 2}) rotate(90)` }),
@@ -95,15 +99,20 @@ function hops(view, x, y) {
 
 function rowLabels(row, y, left, narrow) {
   const room = Math.floor((left - 18) / 7.4);
-  const cut = (text) => (text.length > room ? `${text.slice(0, Math.max(1, room - 1))}…` : text);
-  const far = row.kind === 'home' ? '' : row.rttMs === null ? row.path : narrow ? duration(row.rttMs) : `${row.path} · ${duration(row.rttMs)}`;
+  const cut = (text) => {
+    let end = text.length;
+    while (end > 1 && letters(text.slice(0, end)) > room - (end < text.length ? 1 : 0)) end -= 1;
+    return end < text.length ? `${text.slice(0, end)}…` : text;
+  };
+  const path = t(`path.${row.path}`);
+  const far = row.kind === 'home' ? '' : row.rttMs === null ? path : narrow ? duration(row.rttMs) : `${path} · ${duration(row.rttMs)}`;
   return s(
     'g',
     { class: `label ${row.kind} ${row.state}` },
     s('title', null, row.id),
     s('circle', { class: 'buoy', cx: 6, cy: y, r: 4.5 }),
-    s('text', { class: 'name', x: 18, y: y + (far ? -1 : 4) }, cut(row.kind === 'home' ? (narrow ? 'here' : 'this machine') : row.short)),
-    far && s('text', { class: 'far', x: 18, y: y + 13 }, cut(row.state === 'up' ? far : row.state === 'gone' ? 'gone' : row.state)),
+    s('text', { class: 'name', x: 18, y: y + (far ? -1 : 4) }, cut(row.kind === 'home' ? t(narrow ? 'here' : 'me') : row.short)),
+    far && s('text', { class: 'far', x: 18, y: y + 13 }, cut(row.state === 'up' ? far : t(`state.${row.state}`))),
   );
 }
 
@@ -116,11 +125,11 @@ function stageBar(stage, i, view, x, y, narrow, dead) {
   const at = anchor === 'start' ? from : anchor === 'end' ? from + wide : from + wide / 2;
   const range = `${stage.start}–${stage.end}`;
   const ms = narrow ? stage.ms : (stage.computeMs ?? NaN);
-  const text = narrow || wide < 96 ? duration(ms) : `layers ${range} · ${duration(ms)}`;
+  const text = narrow || wide < 96 ? duration(ms) : `${t('layers', { range })} · ${duration(ms)}`;
   return s(
     'g',
     { class: `stage ${row.kind}${dead ? ' dead' : ''}` },
-    s('title', null, `${row.short}: layers ${range}, ${duration(stage.ms)}`),
+    s('title', null, t('chart.stage', { name: row.short, range, time: duration(stage.ms) })),
     s('rect', { x: from, y: y(stage.row) - BAR / 2, width: Math.max(3, wide), height: BAR, rx: 3 }),
     !dead && s('text', { x: at, y: y(stage.row) - BAR / 2 - 6, 'text-anchor': anchor, 'data-ms': i }, text),
   );
@@ -131,7 +140,7 @@ function scarMark(scar, hatch, x, y, width) {
   const to = x(scar.end);
   const here = y(scar.row);
   const bar = { x: from, y: here - BAR / 2, width: Math.max(3, to - from), height: BAR, rx: 3 };
-  const room = width - 8 - scar.text.length * 6.2;
+  const room = width - 8 - letters(scar.text) * 6.2;
   const parts = [
     s('rect', { class: 'scar-bar', ...bar }),
     s('rect', { ...bar, fill: `url(#${hatch})` }),
@@ -160,7 +169,7 @@ function seabed(view, x, top, narrow) {
   return s(
     'g',
     { class: 'seabed' },
-    s('text', { class: 'far', x: narrow ? 0 : 18, y: top + 14 }, 'holders'),
+    s('text', { class: 'far', x: narrow ? 0 : 18, y: top + 14 }, t('chart.holders')),
     s('path', { class: 'water', d: path }),
     runs
       .filter((run) => x(run.end) - x(run.start) > 14)
@@ -195,16 +204,16 @@ export function draw(host, view, width) {
       s('line', { x1: x(layer), x2: x(layer), y1: TOP - 8, y2: bottom + 2 }),
       s('text', { x: x(layer), y: TOP - 14, 'text-anchor': 'middle' }, String(layer)),
     ])),
-    !narrow && s('text', { class: 'axis', x: 18, y: TOP - 14 }, 'layer'),
+    !narrow && s('text', { class: 'axis', x: 18, y: TOP - 14 }, t('chart.layer')),
     view.rows.map((row, i) => [
       rowLabels(row, y(i), left - 22, narrow),
       row.held.map((range) => s('rect', { class: `held ${row.kind} ${row.state}`, x: x(range.start), y: y(i) - BAR / 2, width: Math.max(2, x(range.end) - x(range.start)), height: BAR, rx: 3 })),
-      !narrow && row.layerMs !== null && row.state === 'up' && s('text', { class: 'speed', x: width - 4, y: y(i) + 4, 'text-anchor': 'end' }, `${duration(row.layerMs)}/layer`),
+      !narrow && row.layerMs !== null && row.state === 'up' && s('text', { class: 'speed', x: width - 4, y: y(i) + 4, 'text-anchor': 'end' }, t('chart.each', { time: duration(row.layerMs) })),
     ]),
     view.standbys.map((shadow) => s('g', { class: 'shadow' },
-      s('title', null, `${view.rows[shadow.row].short} stands by for layers ${shadow.start}–${shadow.end}: it repeats the work, checks it and can take over`),
+      s('title', null, t('chart.shadow.why', { name: view.rows[shadow.row].short, range: `${shadow.start}–${shadow.end}` })),
       s('rect', { x: x(shadow.start) + 1, y: y(shadow.row) - BAR / 2 - 2, width: Math.max(3, x(shadow.end) - x(shadow.start) - 2), height: BAR + 4, rx: 4 }),
-      x(shadow.end) - x(shadow.start) > 60 && s('text', { x: (x(shadow.start) + x(shadow.end)) / 2, y: y(shadow.row) + 4, 'text-anchor': 'middle' }, 'shadow'))),
+      x(shadow.end) - x(shadow.start) > 60 && s('text', { x: (x(shadow.start) + x(shadow.end)) / 2, y: y(shadow.row) + 4, 'text-anchor': 'middle' }, t('chart.shadow')))),
   ];
   if (view.stages.length) {
     parts.push(

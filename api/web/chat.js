@@ -5,10 +5,11 @@
 // first. An answer under way is noted with its seed, so that a reload of the tab asks for the same tokens again.
 
 import { chunks, readChunk } from './answer.js';
-import { badge, checked, keep, revive } from './badge.js';
+import { badge, checked, few, keep, revive } from './badge.js';
 import { strip } from './chart.js';
-import { $, announce, bytes, clean, count, h, list, rate, write } from './dom.js';
+import { $, announce, bytes, clean, h, list, rate, write } from './dom.js';
 import { Files, withFiles } from './files.js';
+import { t } from './language.js';
 import { Growing } from './markdown.js';
 import { Modes } from './modes.js';
 import { readVerdict, tell } from './swarm.js';
@@ -113,7 +114,7 @@ export class Chat extends EventTarget {
       const held = old.contains(document.activeElement);
       old.replaceWith(fresh);
       if (held) fresh.querySelector('summary').focus();
-      if (verdict && !verdict.checking) announce(`About your answer: ${checked(outcome.verdict)}.`);
+      if (verdict && !verdict.checking) announce(t('answer.checked', { checked: checked(outcome.verdict) }));
     }
   }
 
@@ -141,19 +142,19 @@ export class Chat extends EventTarget {
 
   courseText(pipeline, stages) {
     const { swarm } = this;
-    if (!swarm.connected) return swarm.known ? 'The node does not answer; trying again.' : 'Connecting to the node.';
+    if (!swarm.connected) return t(swarm.known ? 'course.unreachable' : 'course.connecting');
     if (this.answering?.waiting) return this.answering.waiting;
     if (!this.answering) {
-      if (swarm.state !== 'ready') return swarm.reason || (swarm.state === 'starting' ? 'The node is starting.' : 'The node cannot answer now.');
-      return `Idle. ${count([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length, 'peer')} in reach.`;
+      if (swarm.state !== 'ready') return swarm.reason || t(swarm.state === 'starting' ? 'course.starting' : 'course.unable');
+      return t('course.idle', { n: [...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length });
     }
     const names = [...new Set(stages.filter((stage) => stage.kind !== 'home').map((stage) => swarm.called(stage.node)))];
     const { tokens, firstAt, mode } = this.answering;
     // Where it is computed is said only when it is known.
-    const where = names.length ? ` through ${names.slice(0, 3).join(', ')}${names.length > 3 ? ` and ${names.length - 3} more` : ''}` : pipeline || mode === 'local' ? ' on this machine' : '';
-    if (tokens === 0) return pipeline ? `Reading the prompt${where}.` : 'Waiting for the first token.';
+    const where = names.length ? t('course.through', { names: few(names, 3) }) : pipeline || mode === 'local' ? t('course.here') : '';
+    if (tokens === 0) return pipeline ? t('course.reading', { where }) : t('course.waiting');
     const seconds = (performance.now() - firstAt) / 1000;
-    return `${count(tokens, 'token')}${where}${seconds > 0.5 ? `, ${rate(tokens / seconds)} per second` : ''}`;
+    return t('course.tokens', { n: tokens, where, speed: seconds > 0.5 ? t('course.speed', { rate: rate(tokens / seconds) }) : '' });
   }
 
   onFailover(failover) {
@@ -260,7 +261,7 @@ export class Chat extends EventTarget {
 
   nodeOf(message) {
     if (!message.node) {
-      message.node = h('article', { class: `turn ${message.role === 'user' ? 'asked' : 'answer'}`, 'aria-label': message.role === 'user' ? 'You' : 'Answer' });
+      message.node = h('article', { class: `turn ${message.role === 'user' ? 'asked' : 'answer'}`, 'aria-label': t(message.role === 'user' ? 'you' : 'answer') });
       if (message.role === 'user') this.showQuestion(message);
       else this.showAnswer(message);
     }
@@ -276,7 +277,7 @@ export class Chat extends EventTarget {
     if (!tools || all.length < 2) return;
     const at = all.indexOf(message);
     const step = (by, sign, name) => h('button', { type: 'button', class: 'quiet', 'aria-label': name, disabled: !all[at + by], click: () => this.turnTo(all[at + by], name) }, sign);
-    tools.append(h('span', { class: 'branches', role: 'group', 'aria-label': 'Branches' }, step(-1, '‹', 'Earlier branch'), h('span', null, `${at + 1} / ${all.length}`), step(1, '›', 'Later branch')));
+    tools.append(h('span', { class: 'branches', role: 'group', 'aria-label': t('branches') }, step(-1, '‹', t('branches.earlier')), h('span', null, `${at + 1} / ${all.length}`), step(1, '›', t('branches.later'))));
   }
 
   turnTo(message, name) {
@@ -340,7 +341,7 @@ export class Chat extends EventTarget {
   }
 
   showQuestion(message) {
-    const edit = h('button', { type: 'button', class: 'quiet', click: () => this.edit(message) }, 'Edit');
+    const edit = h('button', { type: 'button', class: 'quiet', click: () => this.edit(message) }, t('edit'));
     const files = message.files.length > 0 && h('ul', { class: 'chips' }, message.files.map((file) => h('li', { class: 'chip' }, h('span', null, clean(file.name, 80)), h('span', { class: 'small' }, bytes(String(file.text).length)))));
     message.node.replaceChildren(...[files, h('p', { class: 'question' }, message.content), h('div', { class: 'tools' }, edit)].filter(Boolean));
   }
@@ -348,7 +349,7 @@ export class Chat extends EventTarget {
   /** Turns a question into a field; what is sent is a branch beside it. */
   edit(message) {
     if (this.answering) return;
-    const field = h('textarea', { rows: Math.min(12, message.content.split('\n').length + 1), 'aria-label': 'Edit your question' });
+    const field = h('textarea', { rows: Math.min(12, message.content.split('\n').length + 1), 'aria-label': t('question.edit') });
     field.value = message.content;
     const back = () => {
       this.showQuestion(message);
@@ -370,7 +371,7 @@ export class Chat extends EventTarget {
         }
         if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit();
       },
-    }, field, h('div', { class: 'tools' }, h('button', { type: 'submit', class: 'solid small' }, 'Ask again'), h('button', { type: 'button', class: 'quiet', click: back }, 'Cancel')));
+    }, field, h('div', { class: 'tools' }, h('button', { type: 'submit', class: 'solid small' }, t('question.again')), h('button', { type: 'button', class: 'quiet', click: back }, t('cancel'))));
     message.node.replaceChildren(form);
     field.focus();
   }
@@ -379,12 +380,12 @@ export class Chat extends EventTarget {
   showAnswer(message) {
     const text = h('div', { class: 'text' });
     const { outcome, asked, thought } = message.about;
-    if (thought) message.node.append(h('details', { class: 'thinking' }, h('summary', {}, 'Thinking'), h('div', { class: 'thought' }, String(thought))));
+    if (thought) message.node.append(h('details', { class: 'thinking' }, h('summary', {}, t('answer.thinking')), h('div', { class: 'thought' }, String(thought))));
     message.node.append(text);
     new Growing(text).update(message.content);
     if (outcome) return this.close(message, revive(outcome));
-    const again = asked && this.answering?.message !== message && h('button', { type: 'button', class: 'quiet', click: () => this.stream(message, this.told(asked)) }, 'Finish it');
-    if (again) message.node.append(h('p', { class: 'note' }, 'This answer was interrupted.'));
+    const again = asked && this.answering?.message !== message && h('button', { type: 'button', class: 'quiet', click: () => this.stream(message, this.told(asked)) }, t('answer.finish'));
+    if (again) message.node.append(h('p', { class: 'note' }, t('answer.interrupted')));
     message.node.append(h('div', { class: 'tools' }, again));
   }
 
@@ -438,8 +439,8 @@ export class Chat extends EventTarget {
     const text = h('div', { class: 'text', 'aria-busy': 'true' });
     // What the model thinks before it answers: there to be opened, and no part of the conversation.
     const thought = h('div', { class: 'thought' });
-    const thinking = h('details', { class: 'thinking', hidden: '' }, h('summary', {}, 'Thinking'), thought);
-    message.node ??= h('article', { class: 'turn answer', 'aria-label': 'Answer' });
+    const thinking = h('details', { class: 'thinking', hidden: '' }, h('summary', {}, t('answer.thinking')), thought);
+    message.node ??= h('article', { class: 'turn answer', 'aria-label': t('answer') });
     message.node.replaceChildren(thinking, text);
     if (branch) this.show();
     else if (!message.node.isConnected) this.put(message);
@@ -460,7 +461,7 @@ export class Chat extends EventTarget {
     };
     try {
       for await (const chunk of chunks(body, controller.signal, answering, outcome, waiting)) {
-        if (chunk.error) throw new Error(clean(chunk.error.message, 300) || 'The node reports a fault.');
+        if (chunk.error) throw new Error(clean(chunk.error.message, 300) || t('fault.report'));
         readChunk(outcome, chunk);
         const choice = list(chunk.choices, 1)[0];
         const piece = choice?.delta?.content;
@@ -509,7 +510,7 @@ export class Chat extends EventTarget {
     if (tree === this.tree) this.branches(message);
     this.settle();
     this.follow();
-    announce(outcome.error ? '' : `Answer complete, ${count(outcome.tokens, 'token')}.`);
+    announce(outcome.error ? '' : t('answer.complete', { n: outcome.tokens }));
   }
 
   /** Keeps what is known of an answer. */
@@ -522,24 +523,24 @@ export class Chat extends EventTarget {
   /** What stands under an answer that is over. */
   close(message, outcome) {
     if (outcome.error) {
-      message.node.append(h('p', { class: 'fault', role: 'alert' }, message.content ? `The answer broke off: ${outcome.error}` : outcome.error));
+      message.node.append(h('p', { class: 'fault', role: 'alert' }, message.content ? t('answer.broken', { why: outcome.error }) : outcome.error));
     } else if (!message.content) {
-      message.node.append(h('p', { class: 'note' }, outcome.finish === 'stopped' ? 'Stopped before the first token.' : 'The answer is empty.'));
+      message.node.append(h('p', { class: 'note' }, t(outcome.finish === 'stopped' ? 'answer.stopped' : 'answer.empty')));
     }
     if (message.content) message.node.append(badge(this.swarm, outcome));
-    const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(message.content).then(() => announce('Copied.'), () => {}) }, 'Copy');
+    const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(message.content).then(() => announce(t('copied')), () => {}) }, t('copy'));
     message.node.append(h('div', { class: 'tools' },
       message.content && copy,
-      h('button', { type: 'button', class: 'quiet', click: () => this.regenerate(message) }, outcome.error ? 'Try again' : 'Regenerate')));
+      h('button', { type: 'button', class: 'quiet', click: () => this.regenerate(message) }, t(outcome.error ? 'answer.again' : 'answer.regenerate'))));
   }
 
   setBusy(busy) {
     const button = $('send');
-    write(button, busy ? 'Stop' : 'Send');
+    write(button, t(busy ? 'stop' : 'send'));
     button.classList.toggle('stop', busy);
     $('composer').classList.toggle('busy', busy);
     document.body.classList.toggle('answering', busy);
-    if (busy) announce('Answering.');
+    if (busy) announce(t('answering'));
     this.course();
   }
 

@@ -1,5 +1,7 @@
 // The only place that builds elements. Text always becomes text nodes; nothing here, or anywhere in the page, parses HTML.
 
+import { figure } from './language.js';
+
 const SVG = 'http://www.w3.org/2000/svg';
 
 function fill(node, attributes, children) {
@@ -53,22 +55,19 @@ export function bytes(count) {
     value /= 1000;
     unit += 1;
   }
-  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+  return `${figure(value, unit === 0 || value >= 100 ? 0 : 1)} ${units[unit]}`;
 }
 
 /** "8.4 ms", "310 ms", "1.2 s". */
 export function duration(ms) {
   const value = number(ms, NaN);
   if (Number.isNaN(value)) return '–';
-  if (value >= 1000) return `${(value / 1000).toFixed(1)} s`;
-  return `${value >= 20 ? Math.round(value) : value.toFixed(value < 0.1 ? 2 : 1)} ms`;
+  if (value >= 1000) return `${figure(value / 1000, 1)} s`;
+  return `${figure(value, value >= 20 ? 0 : value < 0.1 ? 2 : 1)} ms`;
 }
 
 /** "11.8", "240": a rate in three figures. */
-export const rate = (value) => (number(value) >= 100 ? String(Math.round(number(value))) : number(value).toFixed(1));
-
-/** "1 peer", "3 peers", "no peers". */
-export const count = (n, noun) => `${n === 0 ? 'no' : n} ${noun}${n === 1 ? '' : 's'}`;
+export const rate = (value) => figure(number(value), number(value) >= 100 ? 0 : 1);
 
 /** Says a sentence to screen readers without moving anything on the screen. */
 export function announce(sentence) {

@@ -1,6 +1,7 @@
 // Texts attached to a question: read in this tab, shown as chips, and sent as fenced text before the question's words.
 
 import { $, announce, bytes, clean, h } from './dom.js';
+import { t } from './language.js';
 
 /** Texts of one question. */
 const MAX_FILES = 8;
@@ -27,17 +28,17 @@ export class Files {
   async take(files) {
     let fault = '';
     for (const file of files) {
-      const name = clean(file.name, 80) || 'unnamed';
-      if (this.held.length >= MAX_FILES) fault = `A question takes at most ${MAX_FILES} files.`;
-      else if (file.size > 4 * MAX_CHARS) fault = `${name} has ${bytes(file.size)}; a file may have ${MAX_CHARS / 1024} thousand characters.`;
+      const name = clean(file.name, 80) || t('unnamed');
+      if (this.held.length >= MAX_FILES) fault = t('attached.most', { n: MAX_FILES });
+      else if (file.size > 4 * MAX_CHARS) fault = t('attached.size', { name, size: bytes(file.size), most: MAX_CHARS });
       else {
         try {
           const text = new TextDecoder('utf-8', { fatal: true }).decode(await file.arrayBuffer());
           if (text.includes('\0')) throw new TypeError('binary');
-          if (text.length > MAX_CHARS) fault = `${name} has ${text.length.toLocaleString('en')} characters; at most ${MAX_CHARS.toLocaleString('en')} are sent.`;
+          if (text.length > MAX_CHARS) fault = t('attached.long', { name, n: text.length, most: MAX_CHARS });
           else this.held.push({ name, text });
         } catch {
-          fault = `${name} is no text in UTF-8. Only text can be attached.`;
+          fault = t('attached.binary', { name });
         }
       }
     }
@@ -55,12 +56,12 @@ export class Files {
 
   render(fault = '') {
     $('chips').replaceChildren(...this.held.map((file, at) => h('li', { class: 'chip' }, h('span', null, file.name), h('span', { class: 'small' }, bytes(file.text.length)),
-      h('button', { type: 'button', 'aria-label': `Remove ${file.name}`, click: () => {
+      h('button', { type: 'button', 'aria-label': t('attached.remove', { name: file.name }), click: () => {
         this.held.splice(at, 1);
         this.render();
         $('attach').focus();
       } }, '×'))), ...(fault ? [h('li', { class: 'fault', role: 'alert' }, fault)] : []));
-    if (this.held.length) announce(`${this.held.length} attached.`);
+    if (this.held.length) announce(t('attached.count', { n: this.held.length }));
   }
 }
 

@@ -1,6 +1,7 @@
 // The conversations at the side: listed by day, searched in their words, renamed, exported and deleted.
 
-import { $, announce, bytes, clean, count, h, write } from './dom.js';
+import { $, announce, bytes, clean, h, write } from './dom.js';
+import { locale, t } from './language.js';
 
 /** Pause after a letter before the words are searched. */
 const SEARCH_MS = 180;
@@ -70,7 +71,7 @@ export class History {
         // An answer to words that are no longer there comes too late.
         if (this.wanted !== asked) continue;
         this.found = found;
-        if (found) announce(`${count(found.length, 'conversation')} found.`);
+        if (found) announce(t('history.found', { n: found.length }));
       } catch (error) {
         this.keeper.say(error.message);
       }
@@ -83,9 +84,9 @@ export class History {
     const { keeper, chat } = this;
     const known = new Map(keeper.conversations.map((one) => [one.id, one]));
     const shown = this.found ? this.found.filter((one) => known.has(one.id)) : keeper.conversations;
-    write($('history-note'), keeper.fault || (keeper.known && !shown.length ? (this.found ? 'Nothing has these words.' : 'What you ask is kept here, encrypted, on this machine only.') : ''));
+    write($('history-note'), keeper.fault || (keeper.known && !shown.length ? t(this.found ? 'history.nothing' : 'history.empty') : ''));
     $('history-note').classList.toggle('fault', keeper.fault !== '');
-    write($('history-room'), keeper.conversations.length ? `${count(keeper.conversations.length, 'conversation')}, ${bytes(keeper.room.bytes)} of ${bytes(keeper.room.mostBytes)}` : '');
+    write($('history-room'), keeper.conversations.length ? t('history.room', { conversations: t('count.conversations', { n: keeper.conversations.length }), used: bytes(keeper.room.bytes), most: bytes(keeper.room.mostBytes) }) : '');
     // Names and places decide what is drawn; a list that is the same stays, with the focus in it.
     const state = JSON.stringify([shown, chat.tree.id, this.renaming]);
     if (state === this.state) return;
@@ -103,15 +104,15 @@ export class History {
     const open = one.id === this.chat.tree.id;
     if (this.renaming === one.id) return this.renamer(one);
     const button = (name, act) => h('button', { type: 'button', class: 'quiet', click: act }, name);
-    const title = clean(one.title, 80) || 'Untitled';
+    const title = clean(one.title, 80) || t('history.untitled');
     return h('li', { class: open ? 'kept open' : 'kept' },
       h('button', { type: 'button', class: 'title', 'aria-current': open && 'true', click: () => this.open(one.id) }, h('span', null, title), one.excerpt && h('span', { class: 'excerpt' }, clean(one.excerpt, 120))),
-      h('details', { class: 'more', name: 'kept' }, h('summary', { 'aria-label': `More about ${title}` }, '⋯'),
+      h('details', { class: 'more', name: 'kept' }, h('summary', { 'aria-label': t('history.more', { title }) }, '⋯'),
         h('div', { class: 'menu' },
-          button('Rename', () => this.rename(one.id)),
-          button('Export as Markdown', () => this.export(one.id, 'md')),
-          button('Export as JSON', () => this.export(one.id, 'json')),
-          button('Delete', (event) => this.remove(one, event.currentTarget)))));
+          button(t('history.rename'), () => this.rename(one.id)),
+          button(t('history.markdown'), () => this.export(one.id, 'md')),
+          button(t('history.json'), () => this.export(one.id, 'json')),
+          button(t('history.delete'), (event) => this.remove(one, event.currentTarget)))));
   }
 
   async open(id) {
@@ -126,7 +127,7 @@ export class History {
   }
 
   renamer(one) {
-    const field = h('input', { 'aria-label': 'Name of the conversation', maxlength: 120, value: one.title });
+    const field = h('input', { 'aria-label': t('history.name'), maxlength: 120, value: one.title });
     let over = false;
     const end = (kept) => {
       if (over) return;
@@ -156,15 +157,15 @@ export class History {
     if (button.dataset.sure !== 'yes') {
       button.dataset.sure = 'yes';
       button.classList.add('fault');
-      button.textContent = 'Delete for good';
+      button.textContent = t('history.sure');
       return;
     }
     this.chat.forget(one.id);
     if (!(await this.keeper.remove(one.id))) {
       this.chat.forget(one.id, false);
-      return announce('The conversation is not deleted.');
+      return announce(t('history.undeleted'));
     }
-    announce('The conversation is deleted.');
+    announce(t('history.deleted'));
     if (this.chat.tree.id === one.id) this.chat.clear();
     await this.keeper.refresh();
   }
@@ -174,7 +175,7 @@ export class History {
       const kept = await this.keeper.read(id);
       const text = form === 'json' ? JSON.stringify(kept, null, 2) : markdown(kept);
       const address = URL.createObjectURL(new Blob([text], { type: form === 'json' ? 'application/json' : 'text/markdown' }));
-      const name = (kept.title || 'conversation').toLowerCase().replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-|-$/g, '').slice(0, 60) || 'conversation';
+      const name = (kept.title || t('history.file')).toLowerCase().replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-|-$/g, '').slice(0, 60) || t('history.file');
       h('a', { href: address, download: `${name}.${form}` }).click();
       setTimeout(() => URL.revokeObjectURL(address), 10_000);
     } catch (error) {
@@ -185,10 +186,10 @@ export class History {
 
 function dayOf(ms) {
   const midnight = new Date().setHours(0, 0, 0, 0);
-  if (ms >= midnight) return 'Today';
-  if (ms >= midnight - DAY_MS) return 'Yesterday';
-  if (ms >= midnight - 6 * DAY_MS) return 'This week';
-  return new Date(ms).toLocaleDateString(undefined, { month: 'long', year: 'numeric' });
+  if (ms >= midnight) return t('history.today');
+  if (ms >= midnight - DAY_MS) return t('history.yesterday');
+  if (ms >= midnight - 6 * DAY_MS) return t('history.week');
+  return new Date(ms).toLocaleDateString(locale, { month: 'long', year: 'numeric' });
 }
 
 /** The branch that is shown, as Markdown. */
@@ -197,6 +198,6 @@ export function markdown(kept) {
   const path = [];
   for (let message = messages.get(kept.leaf); message; message = messages.get(message.parent)) path.unshift(message);
   const system = kept.system ? [`> ${kept.system.replaceAll('\n', '\n> ')}`] : [];
-  const told = path.map(({ role, content, files }) => `## ${role === 'user' ? 'You' : 'Answer'}\n\n${(files ?? []).map(({ name }) => `*attached: ${name}*\n\n`).join('')}${content}`);
-  return `${[`# ${kept.title || 'Conversation'}`, ...system, ...told].join('\n\n')}\n`;
+  const told = path.map(({ role, content, files }) => `## ${t(role === 'user' ? 'you' : 'answer')}\n\n${(files ?? []).map(({ name }) => `*${t('history.attached', { name })}*\n\n`).join('')}${content}`);
+  return `${[`# ${kept.title || t('history.untold')}`, ...system, ...told].join('\n\n')}\n`;
 }

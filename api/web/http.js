@@ -2,6 +2,8 @@
 // the node takes for the token of this tab; or a token itself (`#token=...`). Either leaves the address before anything
 // else runs, and the token is kept for this tab only.
 
+import { t } from './language.js';
+
 const KEY = 'shoal.token';
 
 /** Longest line and longest event accepted from an event stream, in characters; a longer one ends the stream. */
@@ -55,10 +57,10 @@ export async function request(path, { body, method = body === undefined ? 'GET' 
     });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new Failure(0, 'The node does not answer. Is `shoal serve` still running?');
+    throw new Failure(0, t('fault.unreachable'));
   }
   if (response.ok) return response;
-  let message = `The node answered ${response.status}.`;
+  let message = t('fault.status', { status: String(response.status) });
   try {
     const told = (await response.json())?.error;
     const text = typeof told === 'string' ? told : told?.message;
@@ -89,7 +91,7 @@ export async function* events(response) {
         chunk = await reader.read();
       } catch (error) {
         if (error.name === 'AbortError') throw error;
-        throw new Failure(0, 'The connection to the node broke.');
+        throw new Failure(0, t('fault.broke'));
       }
       if (chunk.done) return;
       rest += chunk.value;
@@ -114,7 +116,7 @@ export async function* events(response) {
         else if (name === 'id') event.id = value;
       }
       rest = rest.slice(from);
-      if (rest.length + size > MAX_EVENT) throw new Failure(0, 'The node sent an event that is too long.');
+      if (rest.length + size > MAX_EVENT) throw new Failure(0, t('fault.event'));
     }
   } finally {
     reader.cancel().catch(() => {});

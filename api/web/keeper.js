@@ -3,8 +3,9 @@
 // Changes are sent one after the other, so that a message never arrives before the one it follows. What could not be kept is
 // said until it is, and the conversation goes on in this tab: its next change brings all of it.
 
-import { count, list, number } from './dom.js';
+import { list, number } from './dom.js';
 import { json } from './http.js';
+import { t } from './language.js';
 
 /** Conversations shown in the list. */
 const MAX_LISTED = 2000;
@@ -44,7 +45,7 @@ export class Keeper extends EventTarget {
 
   /** Something was read or kept; what is missing at the node is still said. */
   settle() {
-    this.say(this.behind.size ? `${count(this.behind.size, 'conversation')} of this tab are not kept whole; the next message in it is sent with all before it.` : this.undeleted);
+    this.say(this.behind.size ? t('history.behind', { n: this.behind.size }) : this.undeleted);
   }
 
   /** Reads what there is. */
@@ -102,7 +103,7 @@ export class Keeper extends EventTarget {
       } catch (error) {
         // What is refused is not sent again with the rest: the conversation may have been deleted elsewhere.
         if (error.status !== 400 && !(error.status === 404 && !change.messages)) this.behind.add(id);
-        this.say(`The last change is in this tab only: ${error.message}`);
+        this.say(t('history.tab', { why: error.message }));
       }
     });
     return this.last;
@@ -116,7 +117,7 @@ export class Keeper extends EventTarget {
       } catch (error) {
         // One that was deleted elsewhere is gone too.
         if (error.status !== 404) {
-          this.undeleted = `The conversation is not deleted: ${error.message}`;
+          this.undeleted = t('history.undeleted.why', { why: error.message });
           this.say(this.undeleted);
           return false;
         }

@@ -9,6 +9,7 @@
 import { color } from './code.js';
 import { h } from './dom.js';
 import { formula } from './formula.js';
+import { t } from './language.js';
 
 /** Depth of quotes, lists and emphasis; what lies deeper is shown as plain text. */
 const MAX_DEPTH = 10;
@@ -150,7 +151,7 @@ export function inline(text, depth = 0) {
       const found = bracket(text, image ? i + 1 : i);
       const href = found && safeUrl(found.address);
       if (href) {
-        const label = image ? [`image: ${found.label || 'untitled'}`] : inline(found.label, depth + 1);
+        const label = image ? [t('text.image', { name: found.label || t('text.untitled') })] : inline(found.label, depth + 1);
         i = put(link(href, label), found.end);
         continue;
       }
@@ -211,8 +212,8 @@ function withoutHashes(text) {
 /** Code with its language and a button that copies it; colored when it is whole. */
 function code(language, lines, whole) {
   const text = lines.join('\n');
-  const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(text) }, 'Copy');
-  const head = h('div', { class: 'code-head' }, h('span', null, language.split(/\s/)[0].slice(0, 24) || 'text'), copy);
+  const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(text) }, t('copy'));
+  const head = h('div', { class: 'code-head' }, h('span', null, language.split(/\s/)[0].slice(0, 24) || t('text.plain')), copy);
   const shown = h('code', null, text);
   if (whole) color(shown, language.split(/\s/)[0], text);
   return h('figure', { class: 'code' }, head, h('pre', { tabindex: 0 }, shown));
@@ -223,7 +224,7 @@ function table(lines) {
   const row = (tag, values) => h('tr', null, head.map((_, i) => h(tag, tag === 'th' ? { scope: 'col' } : null, inline(values[i] ?? ''))));
   return h(
     'div',
-    { class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'table' },
+    { class: 'wide', tabindex: 0, role: 'region', 'aria-label': t('text.table') },
     h('table', null, h('thead', null, row('th', head)), h('tbody', null, body.map((values) => row('td', values)))),
   );
 }

@@ -1,7 +1,8 @@
 // The models of this machine and those that can be fetched: size, fit, progress, removal.
 
-import { $, announce, bytes, clean, count, h, list, number, write } from './dom.js';
+import { $, announce, bytes, clean, h, list, number, write } from './dom.js';
 import { events, json, request } from './http.js';
+import { t } from './language.js';
 
 const SEARCH_MS = 250;
 
@@ -29,7 +30,7 @@ export class Models {
   async refresh() {
     try {
       const here = list((await json('/library')).models, 500).map(read);
-      write($('library-room'), `${count(here.length, 'model')}, ${bytes(here.reduce((sum, one) => sum + one.here, 0))} of disk`);
+      write($('library-room'), t('library.room', { models: t('count.models', { n: here.length }), used: bytes(here.reduce((sum, one) => sum + one.here, 0)) }));
       $('library-here').replaceChildren(...here.map((one) => this.item(one, one.removable && this.remover(one))));
       await this.search();
     } catch (error) {
@@ -42,8 +43,8 @@ export class Models {
     try {
       const found = list((await json('/library/search', { body: { words } })).models, 200).map(read);
       if (words !== $('library-words').value.trim() || this.pulling) return;
-      $('library-found').replaceChildren(...found.map((one) => this.item(one, one.here >= one.bytes ? h('span', { class: 'small' }, 'on this machine') : this.puller(one))));
-      write($('library-none'), found.length ? '' : 'No catalog that this node knows has such a model. `shoal model catalog trust` adds a catalog.');
+      $('library-found').replaceChildren(...found.map((one) => this.item(one, one.here >= one.bytes ? h('span', { class: 'small' }, t('library.present')) : this.puller(one))));
+      write($('library-none'), found.length ? '' : t('library.none'));
     } catch (error) {
       this.fault(error);
     }
@@ -55,7 +56,7 @@ export class Models {
   }
 
   item(one, act) {
-    const part = one.here > 0 && one.here < one.bytes ? `${bytes(one.here)} of ${bytes(one.bytes)} here` : bytes(one.bytes);
+    const part = one.here > 0 && one.here < one.bytes ? t('library.part', { have: bytes(one.here), all: bytes(one.bytes) }) : bytes(one.bytes);
     return h('li', null,
       h('div', null, h('span', { class: 'model-name' }, clean(one.name, 60)), h('span', { class: 'small' }, [one.title, part, one.license].filter(Boolean).join(', ')), h('span', { class: 'small' }, one.fit)), act);
   }
@@ -63,30 +64,30 @@ export class Models {
   /** The first click asks, the second removes. */
   remover(one) {
     return h('button', {
-      type: 'button', class: 'outline', 'aria-label': `Remove ${clean(one.name, 60)}`, click: async (event) => {
+      type: 'button', class: 'outline', 'aria-label': t('library.remove', { name: clean(one.name, 60) }), click: async (event) => {
         const button = event.currentTarget;
         if (button.dataset.sure !== 'yes') {
           button.dataset.sure = 'yes';
-          button.textContent = 'Remove for good';
-          button.setAttribute('aria-label', `Remove for good: ${clean(one.name, 60)}`);
+          button.textContent = t('library.sure');
+          button.setAttribute('aria-label', t('library.sure.name', { name: clean(one.name, 60) }));
           return;
         }
         try {
           await request(`/library/${encodeURIComponent(one.name)}`, { method: 'DELETE' });
-          announce('The model is removed.');
+          announce(t('library.removed'));
           this.fault();
         } catch (error) {
           this.fault(error);
         }
         await this.refresh();
       },
-    }, 'Remove');
+    }, t('remove'));
   }
 
   puller(one) {
     const act = h('div', { class: 'pull' });
-    const said = one.here ? 'Fetch the rest' : `Fetch ${bytes(one.bytes)}`;
-    const begin = h('button', { type: 'button', class: 'outline', 'aria-label': `${said} of ${clean(one.name, 60)}`, click: () => this.pull(one, act, begin) }, said);
+    const said = one.here ? t('library.rest') : t('library.fetch', { size: bytes(one.bytes) });
+    const begin = h('button', { type: 'button', class: 'outline', 'aria-label': t('library.fetch.name', { fetch: said, name: clean(one.name, 60) }), click: () => this.pull(one, act, begin) }, said);
     act.append(begin);
     return act;
   }
@@ -97,9 +98,9 @@ export class Models {
     const stop = new AbortController();
     this.pulling = stop;
     this.fault();
-    const bar = h('progress', { max: one.bytes, value: one.here, 'aria-label': `Fetching ${clean(one.name, 60)}` });
-    const told = h('span', { class: 'small' }, 'Looking for sources');
-    act.replaceChildren(bar, told, h('button', { type: 'button', class: 'quiet', click: () => stop.abort() }, 'Stop'));
+    const bar = h('progress', { max: one.bytes, value: one.here, 'aria-label': t('library.fetching', { name: clean(one.name, 60) }) });
+    const told = h('span', { class: 'small' }, t('library.sources'));
+    act.replaceChildren(bar, told, h('button', { type: 'button', class: 'quiet', click: () => stop.abort() }, t('stop')));
     try {
       const response = await request('/library/pull', { body: { model: one.name }, signal: stop.signal, accept: 'text/event-stream' });
       for await (const event of events(response)) {
@@ -108,9 +109,9 @@ export class Models {
         if (line.event === 'plan' || line.event === 'started') bar.max = number(line.total_bytes, one.bytes) || 1;
         if (line.event === 'moved') {
           bar.value = number(line.done_bytes);
-          write(told, `${bytes(bar.value)} of ${bytes(bar.max)}`);
+          write(told, t('part', { have: bytes(bar.value), all: bytes(bar.max) }));
         }
-        if (line.event === 'done') announce(`${clean(one.name, 60)} is here.`);
+        if (line.event === 'done') announce(t('library.arrived', { name: clean(one.name, 60) }));
       }
     } catch (error) {
       if (error.name !== 'AbortError') this.fault(error);

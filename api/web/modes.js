@@ -1,13 +1,9 @@
 // Who may read what is sent: the four modes, the sentence of each, and the owner's word before strangers compute.
 
 import { $, write } from './dom.js';
+import { english, t } from './language.js';
 
-const MODES = [
-  { mode: 'local', sentence: 'Computed on this machine alone. No one else can read it.' },
-  { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.' },
-  { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.' },
-  { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.' },
-];
+const MODES = ['local', 'trusted', 'boomerang', 'open'];
 
 export class Modes {
   constructor(swarm) {
@@ -59,21 +55,22 @@ export class Modes {
   }
 
   sentence(mode) {
-    return this.info(mode)?.sentence || MODES.find((one) => one.mode === mode).sentence;
+    // The node says it in English.
+    return (english && this.info(mode)?.sentence) || t(`sentence.${mode}`);
   }
 
   /** The sentence under the modes: who can read what is about to be sent. */
   say() {
     const info = this.info(this.mode);
-    const missing = info && !info.available ? ` Not possible now: ${info.reason || 'no such machine is connected'}.` : '';
-    write($('sentence'), this.sentence(this.mode) + missing);
+    const sentence = this.sentence(this.mode);
+    write($('sentence'), info?.available === false ? t('sentence.missing', { sentence, why: info.reason || t('sentence.absent') }) : sentence);
     $('sentence').className = `sentence ${this.mode}`;
   }
 
   /** What the swarm tells: the mode of the node, until another one is chosen, and which work. */
   refresh() {
     const { swarm } = this;
-    if (!this.chosen && swarm.known && this.mode !== swarm.defaultMode && MODES.some(({ mode }) => mode === swarm.defaultMode)) {
+    if (!this.chosen && swarm.known && this.mode !== swarm.defaultMode && MODES.includes(swarm.defaultMode)) {
       if (this.agreed(swarm.defaultMode)) {
         this.mode = swarm.defaultMode;
         document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;

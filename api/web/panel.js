@@ -1,7 +1,8 @@
 // The page about the swarm: the drawing, figures, what this node gives, failovers, models and nodes.
 
 import { draw } from './chart.js';
-import { $, announce, bytes, clean, count, duration, h, rate, s, write } from './dom.js';
+import { $, announce, bytes, clean, duration, h, rate, s, write } from './dom.js';
+import { figure, locale, t } from './language.js';
 import { tell } from './swarm.js';
 import { chartView, kindOf, pickModel } from './view.js';
 
@@ -9,8 +10,6 @@ import { chartView, kindOf, pickModel } from './view.js';
 const TABLES_MS = 500;
 /** Rows of the drawing beside the chat. */
 const BESIDE_ROWS = 7;
-
-const STATES = { up: 'up', suspect: 'silent', paused: 'paused', gone: 'gone' };
 
 export class Panel {
   constructor(swarm) {
@@ -56,12 +55,12 @@ export class Panel {
 
   where() {
     const { swarm } = this;
-    if (!swarm.connected) return swarm.known ? 'node unreachable' : 'connecting';
-    if (swarm.contribution.paused) return 'serving paused';
-    if (swarm.state !== 'ready') return swarm.state;
-    const peers = [...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length;
+    if (!swarm.connected) return t(swarm.known ? 'where.unreachable' : 'where.connecting');
+    if (swarm.contribution.paused) return t('where.paused');
+    if (swarm.state !== 'ready') return t(`where.${swarm.state}`);
+    const n = [...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length;
     const name = swarm.called(swarm.me);
-    return `${name}${swarm.name ? ` in ${swarm.name}` : ''}, ${count(peers, 'peer')}`;
+    return t(swarm.name ? 'where.swarm' : 'where.ready', { name, swarm: swarm.name, peers: t('count.peers', { n }) });
   }
 
   drawing(chart, title, frame, rows) {
@@ -73,7 +72,7 @@ export class Panel {
     draw($(chart), view, width);
     if (chart !== 'chart') return;
     $('chart-more').hidden = view.hidden <= 0;
-    write($('chart-more'), `${count(view.hidden, 'further node')} hold layers too; the table below lists them.`);
+    write($('chart-more'), t('chart.more', { n: view.hidden }));
     const picker = $('chart-model');
     const names = this.swarm.models.map((one) => one.id + one.name).join();
     if (picker.dataset.names !== names) {
@@ -86,9 +85,9 @@ export class Panel {
 
   figures() {
     const { swarm } = this;
-    write($('now-rate'), swarm.rates.at(-1) > 0 ? rate(swarm.rates.at(-1)) : 'idle');
-    write($('now-peers'), String([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length));
-    write($('now-faults'), String(Math.max(swarm.log.length, [...swarm.pipelines.values()].reduce((sum, one) => sum + one.faults, 0))));
+    write($('now-rate'), swarm.rates.at(-1) > 0 ? rate(swarm.rates.at(-1)) : t('now.idle'));
+    write($('now-peers'), figure([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length));
+    write($('now-faults'), figure(Math.max(swarm.log.length, [...swarm.pipelines.values()].reduce((sum, one) => sum + one.faults, 0))));
     const most = Math.max(1, ...swarm.rates);
     const points = swarm.rates.map((value, i) => `${120 - swarm.rates.length + i} ${(31 - (29 * value) / most).toFixed(1)}`);
     if (points.length > 1) $('spark').replaceChildren(s('path', { class: 'spark-area', d: `M${121 - points.length - 1} 32 L${points.join(' L')} L119 32 Z` }), s('path', { class: 'spark-line', d: `M${points.join(' L')}` }));
@@ -98,11 +97,11 @@ export class Panel {
     const { contribution: give, connected, nodes, me } = this.swarm;
     const button = $('pause');
     button.disabled = !connected;
-    write(button, give.paused ? 'Resume' : 'Pause');
+    write(button, t(give.paused ? 'give.resume' : 'give.pause'));
     const held = give.layers.map((layers) => `${layers.start}–${layers.end}`).join(', ');
-    write($('give-state'), give.paused ? 'Paused: this machine serves nothing now.' : held ? `Others may use layers ${held} on this machine.` : 'This machine holds no layers for others.');
-    write($('give-served'), `${give.layerTokens.toLocaleString('en')} layer passes`);
-    write($('give-sessions'), count(give.sessions, 'prompt'));
+    write($('give-state'), give.paused ? t('give.paused') : held ? t('give.layers', { layers: held }) : t('give.nothing'));
+    write($('give-served'), t('give.passes', { n: give.layerTokens }));
+    write($('give-sessions'), t('count.prompts', { n: give.sessions }));
     write($('give-bytes'), `${bytes(give.bytesIn)}, ${bytes(give.bytesOut)}`);
     const form = $('caps');
     if (form.contains(document.activeElement)) return;
@@ -129,7 +128,7 @@ export class Panel {
     fault.hidden = true;
     try {
       await this.swarm.contribute(change);
-      announce(this.swarm.contribution.paused ? 'Serving is paused.' : 'The contribution is set.');
+      announce(t(this.swarm.contribution.paused ? 'give.stopped' : 'give.set'));
     } catch (error) {
       write(fault, error.message);
       fault.hidden = false;
@@ -137,7 +136,7 @@ export class Panel {
   }
 
   addFailover(failover) {
-    const item = h('li', null, h('time', { datetime: failover.at.toISOString() }, failover.at.toLocaleTimeString()), h('span', null, tell(this.swarm, failover)));
+    const item = h('li', null, h('time', { datetime: failover.at.toISOString() }, failover.at.toLocaleTimeString(locale)), h('span', null, tell(this.swarm, failover)));
     $('failovers').prepend(item);
     while ($('failovers').children.length > 60) $('failovers').lastElementChild.remove();
     $('no-failovers').hidden = true;
@@ -151,8 +150,11 @@ export class Panel {
       const [have, all] = model.download ?? [0, 0];
       return h('li', null,
         h('span', { class: 'model-name' }, model.name, ' ', h('code', null, clean(model.id.slice(0, 8), 8))),
-        h('span', { class: 'small' }, `${count(model.layers, 'layer')}${model.fileBytes ? `, ${bytes(model.fileBytes)}` : ''}. ${model.complete ? `Every layer has at least ${count(least, 'holder')}.` : 'Some layers have no holder.'} ${own ? `Here: layers ${own}.` : 'Nothing of it here.'}`),
-        all > 0 && h('progress', { max: all, value: have, 'aria-label': `Download of ${model.name}` }, `${bytes(have)} of ${bytes(all)}`));
+        h('span', { class: 'small' }, t(model.fileBytes ? 'swarm.model.size' : 'swarm.model', {
+          layers: t('count.layers', { n: model.layers }), size: bytes(model.fileBytes),
+          holders: model.complete ? t('swarm.holders', { n: least }) : t('swarm.gap'), own: own ? t('swarm.here', { layers: own }) : t('swarm.away'),
+        })),
+        all > 0 && h('progress', { max: all, value: have, 'aria-label': t('swarm.download', { name: model.name }) }, t('part', { have: bytes(have), all: bytes(all) })));
     }));
   }
 
@@ -163,11 +165,11 @@ export class Panel {
       .join('; ');
     $('nodes').replaceChildren(...[...this.swarm.nodes.values()].sort((a, b) => near(a) - near(b)).slice(0, 200).map((node) => h('tr', { class: `${kindOf(node)} ${node.state}` },
       h('th', { scope: 'row' }, h('span', { class: `key ${kindOf(node)}` }), node.short, ' ', h('code', { title: node.id }, clean(node.id.slice(0, 8), 8))),
-      h('td', null, node.path),
+      h('td', null, t(`path.${node.path}`)),
       h('td', { class: 'n' }, node.rttMs === null ? '–' : duration(node.rttMs)),
-      h('td', null, holdings(node) || 'none'),
+      h('td', null, holdings(node) || t('none')),
       h('td', { class: 'n' }, node.layerMs === null ? '–' : duration(node.layerMs)),
-      h('td', { class: 'n' }, node.failed ? `${node.passed} right, ${node.failed} wrong` : node.passed ? `${node.passed} right` : '–'),
-      h('td', null, STATES[node.state]))));
+      h('td', { class: 'n' }, node.failed ? t('nodes.wrong', { right: node.passed, wrong: node.failed }) : node.passed ? t('nodes.right', { right: node.passed }) : '–'),
+      h('td', null, t(`state.${node.state}`)))));
   }
 }

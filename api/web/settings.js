@@ -1,6 +1,11 @@
-// What is said to the model before the conversation, how tokens are drawn, and both under a name: presets.
+// What is said to the model before the conversation, how tokens are drawn, and both under a name: presets. And the language
+// of the page, which begins again when another one is chosen: what was typed and not sent stays.
 
 import { $, announce, clean, h } from './dom.js';
+import { choose, chosen, languages, t } from './language.js';
+
+/** What was typed when another language was chosen. */
+const DRAFT = 'shoal.draft';
 
 const FIELDS = () => [...document.querySelectorAll('#sampling input[type=number]')];
 
@@ -23,6 +28,26 @@ export class Settings extends EventTarget {
     $('preset-drop').addEventListener('click', () => this.drop());
     keeper.addEventListener('presets', () => this.list());
     this.list();
+    this.offerLanguages();
+  }
+
+  offerLanguages() {
+    const names = languages();
+    const browser = names.find(([name]) => navigator.languages.some((tag) => tag.split('-')[0] === name))?.[1] ?? names[0][1];
+    $('language').replaceChildren(h('option', { value: 'auto' }, t('language.auto', { name: browser })), ...names.map(([value, name]) => h('option', { value, lang: value }, name)));
+    $('language').value = chosen();
+    $('language').addEventListener('change', (event) => {
+      choose(event.target.value);
+      sessionStorage.setItem(DRAFT, JSON.stringify({ text: $('prompt').value, system: this.system, sampling: this.sampling }));
+      location.reload();
+    });
+    const draft = JSON.parse(sessionStorage.getItem(DRAFT) ?? 'null');
+    sessionStorage.removeItem(DRAFT);
+    if (!draft) return;
+    this.fill(draft);
+    $('prompt').value = draft.text;
+    $('sampling').open = true;
+    $('language').focus();
   }
 
   get system() {
@@ -60,7 +85,7 @@ export class Settings extends EventTarget {
   }
 
   list() {
-    $('preset').replaceChildren(h('option', { value: '' }, 'none'), ...this.keeper.presets.map((one, at) => h('option', { value: at }, clean(one.name, 40) || 'unnamed')));
+    $('preset').replaceChildren(h('option', { value: '' }, t('none')), ...this.keeper.presets.map((one, at) => h('option', { value: at }, clean(one.name, 40) || t('unnamed'))));
     this.mark();
   }
 
@@ -73,12 +98,12 @@ export class Settings extends EventTarget {
     const name = $('preset-name').value.trim().slice(0, 120);
     if (!name) return $('preset-name').focus();
     const preset = { name, system: this.system, sampling: this.sampling };
-    if (await this.send((all) => [...all.filter((one) => one.name !== name), preset], `The preset ${clean(name)} is kept.`)) $('preset-name').value = '';
+    if (await this.send((all) => [...all.filter((one) => one.name !== name), preset], t('preset.kept', { name: clean(name) }))) $('preset-name').value = '';
   }
 
   drop() {
     const dropped = this.keeper.presets[Number($('preset').value)];
-    return dropped && this.send((all) => all.filter((one) => one.name !== dropped.name), 'The preset is deleted.');
+    return dropped && this.send((all) => all.filter((one) => one.name !== dropped.name), t('preset.deleted'));
   }
 
   /** Whether the change of the presets is kept. */

@@ -4,8 +4,9 @@
 // limits, lists cut. What is drawn later relies on it. The connection is held while the tab is visible and opened again
 // with growing pauses when it breaks; each time the snapshot comes first, which makes good what was missed.
 
-import { clean, list, number } from './dom.js';
+import { clean, duration, list, number } from './dom.js';
 import { events, json, request } from './http.js';
+import { t } from './language.js';
 
 /** Nodes kept; a swarm that names more is shown in part. */
 const MAX_NODES = 512;
@@ -24,7 +25,7 @@ const SAMPLES = 120;
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15_000;
 
-const PATHS = { self: 'this machine', loopback: 'same machine', lan: 'lan', direct: 'direct', relayed: 'relayed', none: 'not connected' };
+const PATHS = ['self', 'loopback', 'lan', 'direct', 'relayed', 'none'];
 const STATES = ['up', 'suspect', 'paused', 'gone'];
 const id = (value) => String(value ?? '').slice(0, 128);
 const optional = (value) => (typeof value === 'number' && Number.isFinite(value) ? value : null);
@@ -38,12 +39,12 @@ const range = (value) => {
 function readNode(value) {
   return {
     id: id(value.id),
-    short: clean(value.name, 24) || id(value.id).slice(0, 8) || 'unnamed',
+    short: clean(value.name, 24) || id(value.id).slice(0, 8) || t('unnamed'),
     self: value.me === true,
     trusted: value.trusted === true,
     state: STATES.includes(value.state) ? value.state : 'up',
     exact: value.class === 'd1',
-    path: PATHS[value.path] ?? 'unknown',
+    path: PATHS.includes(value.path) ? value.path : 'unknown',
     rttMs: optional(value.rtt_ms),
     layers: list(value.holdings, 64).flatMap((holding) => {
       const held = range(holding);
@@ -96,7 +97,7 @@ function readModel(value) {
   const layers = Math.min(4096, Math.max(1, Math.floor(number(value.num_layers, 1))));
   return {
     id: id(value.id),
-    name: clean(value.name, 96) || 'unnamed',
+    name: clean(value.name, 96) || t('unnamed'),
     layers,
     fileBytes: number(value.file_bytes),
     holders: list(value.holders, layers).map((holders) => Math.max(0, Math.floor(number(holders)))),
@@ -284,7 +285,7 @@ export class Swarm extends EventTarget {
 
   /** The short name of a node, known or not. */
   called(node) {
-    return this.nodes.get(node)?.short ?? (clean(node, 8) || 'a node');
+    return this.nodes.get(node)?.short ?? (clean(node, 8) || t('nodes.unknown'));
   }
 
   /** The model of this id or name. */
@@ -350,11 +351,16 @@ const READERS = {
   state: (swarm, value) => swarm.readState(value),
 };
 
-const REASONS = { closed: 'closed its connection', timeout: 'went silent', refused: 'refused to go on', wrong: 'computed something wrong' };
+const REASONS = ['closed', 'timeout', 'refused', 'wrong'];
 
 /** A failover as a sentence. */
 export function tell(swarm, failover) {
-  const where = failover.end > failover.start ? `layers ${failover.start}–${failover.end}` : 'its layers';
-  const stall = failover.stallMs >= 1000 ? `${(failover.stallMs / 1000).toFixed(1)} s` : `${Math.round(failover.stallMs)} ms`;
-  return `${swarm.called(failover.from)} ${REASONS[failover.why] ?? 'stopped'} at token ${failover.position}; ${swarm.called(failover.to)} took over ${where} after ${stall} and the answer went on.`;
+  return t('failover', {
+    from: swarm.called(failover.from),
+    why: t(`failover.${REASONS.includes(failover.why) ? failover.why : 'stopped'}`),
+    token: String(failover.position),
+    to: swarm.called(failover.to),
+    layers: failover.end > failover.start ? t('layers', { range: `${failover.start}–${failover.end}` }) : t('failover.layers'),
+    stall: duration(failover.stallMs),
+  });
 }

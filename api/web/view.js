@@ -1,6 +1,7 @@
 // Turns what is known of the swarm into what the drawing shows: which rows, in which order, and what happens on them.
 
-import { clean, count, rate } from './dom.js';
+import { clean, rate } from './dom.js';
+import { t } from './language.js';
 
 /** Rows of the drawing; further nodes are counted in a sentence and listed in the table. */
 const MAX_ROWS = 14;
@@ -64,7 +65,7 @@ export function chartView(swarm, model, maxRows = MAX_ROWS) {
       ...cut(scar),
       row: index.get(scar.from),
       to: index.get(scar.to),
-      text: `lost at token ${scar.position}`,
+      text: t('chart.lost', { token: String(scar.position) }),
     })),
     flowing,
     tokS: flowing ? pipeline.tokS : 0,
@@ -75,12 +76,12 @@ export function chartView(swarm, model, maxRows = MAX_ROWS) {
 
 /** The drawing in one sentence; also its name for screen readers. */
 function sentence(swarm, model, { peers, flowing, tokS, others }) {
-  if (!swarm.known) return 'Waiting for the node.';
-  if (!model) return 'This node knows of no model yet.';
+  if (!swarm.known) return t('chart.waiting');
+  if (!model) return t('chart.none');
   // A name breaks nowhere but at its spaces.
   const name = clean(model.name, 48).replaceAll('-', '-\u2060');
-  if (flowing && peers > 0) return `${name} is answering through ${count(peers, 'peer')}, ${rate(tokS)} tokens per second.`;
-  if (flowing) return `${name} is answering on this machine alone, ${rate(tokS)} tokens per second.`;
-  if (others === 0) return `${name} runs on this machine. No peer holds layers of it.`;
-  return `${count(others, 'peer')} ${others === 1 ? 'holds' : 'hold'} layers of ${name}. Nothing runs now.`;
+  if (flowing && peers > 0) return t('chart.through', { name, n: peers, rate: rate(tokS) });
+  if (flowing) return t('chart.alone', { name, rate: rate(tokS) });
+  if (others === 0) return t('chart.mine', { name });
+  return t('chart.held', { name, n: others });
 }

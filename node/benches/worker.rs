@@ -24,7 +24,7 @@ async fn measure() -> Result<(), node::worker::Fault> {
 
     use node::worker::{Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want, spawn};
     use p2p::codec::{Rounding, Wire};
-    use scheduler::{AttentionKind, LayerRange, SessionId};
+    use scheduler::{LayerRange, SessionId, SessionKind};
 
     const BYTES: usize = 16 << 10;
     const JOBS: usize = 2000;
@@ -43,7 +43,7 @@ async fn measure() -> Result<(), node::worker::Fault> {
         positions: rows,
         at: 0,
         rounding: Rounding::NONE,
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         kept: Vec::new(),
         conduct: None,
     };

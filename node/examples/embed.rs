@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         mode: None,
         guard: Default::default(),
         wire: Default::default(),
-        attention: None,
+        session: Default::default(),
         show_special: false,
         echo: false,
     };

@@ -13,7 +13,7 @@ use p2p::{
     codec::{self, Rounding, Wire},
     wire::announce::Class,
 };
-use scheduler::{AttentionKind, LayerRange, ModelId, SessionId};
+use scheduler::{LayerRange, ModelId, SessionId, SessionKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::worker::{self, Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want};
@@ -30,8 +30,8 @@ pub struct Case {
     pub layers: LayerRange,
     /// Where the session rounds.
     pub rounding: Rounding,
-    /// Which earlier positions its rows see.
-    pub attention: AttentionKind,
+    /// Which earlier positions its rows see, and how keys and values are kept.
+    pub kind: SessionKind,
     /// Values of a row.
     pub hidden: usize,
     /// The rows that entered, from position 0 on, all in one form.
@@ -114,7 +114,7 @@ impl Auditor {
             positions,
             at: 0,
             rounding: case.rounding.clone(),
-            attention: case.attention,
+            kind: case.kind,
             kept: Vec::new(),
             conduct: None,
         };

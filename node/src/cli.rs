@@ -16,8 +16,10 @@ use ::api::{
     inference::ranges::{self, Range},
 };
 use clap::{Args, Parser, Subcommand};
-use scheduler::AttentionKind;
-use shard::executor::DeviceName;
+use scheduler::{AttentionKind, CacheType, SessionKind};
+use shard::executor::{DeviceName, GpuName};
+
+use crate::{Error, Result};
 
 pub use answer::{AnswerArgs, ChatArgs, McpArgs, RunArgs};
 pub use key::KeyCommand;
@@ -278,17 +280,36 @@ pub struct EngineArgs {
     /// Let the system move compute threads between cores
     #[arg(long)]
     pub no_pin: bool,
-    /// What computes: auto, cpu, candle-cpu, cuda:0, metal or gpu:0; auto takes a GPU of cuda or metal where this build has
-    /// one. Others than cpu and gpu compute nearly the same bits (class approx); `shoal selftest --device` checks them
+    /// What computes: auto, cpu, candle-cpu, cuda:0, metal, gpu:0, or gpu:0,cpu for a GPU and the processor for the layers that
+    /// its memory does not hold; auto takes a GPU of cuda or metal where this build has one. Others than cpu and gpu compute
+    /// nearly the same bits (class approx); `shoal selftest --device` checks them
     #[arg(long, default_value = "auto", env = "SHOAL_DEVICE")]
     pub device: DeviceName,
+    /// Most memory of the device gpu:N, e.g. 6GB [default: nine tenths of it, where the system says how much that is]
+    #[arg(long, value_name = "SIZE", value_parser = model::size)]
+    pub gpu_memory: Option<u64>,
 }
 
 impl EngineArgs {
     /// The model inside the binary, run as this machine does best.
     pub fn default_model() -> Self {
         let model = crate::library::DEFAULT_MODEL.to_owned();
-        Self { model, threads: None, ctx: None, isa: None, no_pin: false, device: DeviceName::Auto }
+        let device = DeviceName::Auto;
+        Self { model, threads: None, ctx: None, isa: None, no_pin: false, device, gpu_memory: None }
+    }
+
+    /// What computes, with the memory of it that may be taken.
+    ///
+    /// # Errors
+    /// `--gpu-memory` for a device that has none of its own.
+    pub fn device(&self) -> Result<DeviceName> {
+        match (self.device, self.gpu_memory) {
+            (device, None) => Ok(device),
+            (DeviceName::Gpu(gpu), memory_bytes) => Ok(DeviceName::Gpu(GpuName { memory_bytes, ..gpu })),
+            (other, Some(_)) => {
+                Err(Error::usage(format!("--gpu-memory is for --device gpu:0 or gpu:0,cpu, not for {other}")))
+            }
+        }
     }
 }
 
@@ -331,12 +352,22 @@ impl WireArgs {
     }
 }
 
-/// Which earlier positions a token sees.
+/// Which earlier positions a token sees, and how they are kept.
 #[derive(Debug, Clone, Args)]
 pub struct AttentionArgs {
     /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
     #[arg(id = "attention", long = "attention", value_name = "KIND", default_value_t)]
     pub kind: AttentionKind,
+    /// Bits for each key and value that is kept: f16, q8 or q4; fewer take less memory and change the answer
+    #[arg(long = "kv-cache-type", value_name = "FORM", default_value_t)]
+    pub kv_cache_type: CacheType,
+}
+
+impl AttentionArgs {
+    /// The kind of session that was chosen.
+    pub fn session(&self) -> SessionKind {
+        SessionKind { attention: self.kind, cache: self.kv_cache_type }
+    }
 }
 
 /// How tokens are chosen.

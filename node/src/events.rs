@@ -15,7 +15,7 @@ use api::{
     choice::{Draft, Mode, Shadow, Verify, Wire, WireChoice},
     inference::Format,
 };
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use shard::sample::SamplingParams;
@@ -41,9 +41,9 @@ pub struct PromptRequest {
     /// How activations travel.
     #[serde(flatten)]
     pub wire: WireChoice,
-    /// Which earlier positions each row sees.
-    #[serde(default, with = "attention", skip_serializing_if = "is_dense")]
-    pub attention: AttentionKind,
+    /// Which earlier positions each row sees, and how keys and values are kept.
+    #[serde(flatten, with = "session_kind")]
+    pub kind: SessionKind,
     /// Peers that may compute in trusted mode, as hex.
     #[serde(default)]
     pub trusted: Vec<String>,
@@ -85,21 +85,34 @@ impl Default for Ends {
     }
 }
 
-fn is_dense(attention: &AttentionKind) -> bool {
-    attention.is_dense()
-}
+/// Kinds of sessions in the two fields in which users write them; what was not chosen is left out.
+mod session_kind {
+    use std::{fmt::Display, str::FromStr};
 
-/// Kinds of attention as users write them.
-mod attention {
-    use scheduler::AttentionKind;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use scheduler::SessionKind;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    pub(super) fn serialize<S: Serializer>(kind: &AttentionKind, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(kind)
+    #[derive(Default, Serialize, Deserialize)]
+    struct Words {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attention: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kv_cache_type: Option<String>,
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<AttentionKind, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    pub(super) fn serialize<S: Serializer>(kind: &SessionKind, to: S) -> Result<S::Ok, S::Error> {
+        fn word<T: Display + PartialEq + Default>(chosen: &T) -> Option<String> {
+            (*chosen != T::default()).then(|| chosen.to_string())
+        }
+        Words { attention: word(&kind.attention), kv_cache_type: word(&kind.cache) }.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SessionKind, D::Error> {
+        fn chosen<T: FromStr<Err: Display> + Default, E: Error>(word: Option<String>) -> Result<T, E> {
+            word.map_or_else(|| Ok(T::default()), |word| word.parse().map_err(E::custom))
+        }
+        let words = Words::deserialize(from)?;
+        Ok(SessionKind { attention: chosen(words.attention)?, cache: chosen(words.kv_cache_type)? })
     }
 }
 
@@ -371,9 +384,9 @@ pub struct OwnRoute {
     /// Layers before which they are rounded: none where the form is exact.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<u32>,
-    /// Which earlier positions each row sees.
-    #[serde(default, with = "attention", skip_serializing_if = "is_dense")]
-    pub attention: AttentionKind,
+    /// Which earlier positions each row sees, and how keys and values are kept.
+    #[serde(flatten, with = "session_kind")]
+    pub kind: SessionKind,
     /// Whether the prompt ends inside a block of reasoning.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reasoning: bool,

@@ -77,7 +77,7 @@ impl Prepared {
     /// A device that this build or this machine does not have.
     pub fn device(&self, args: &EngineArgs) -> Result<Device> {
         let processors = self.cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
-        Device::open(args.device, || cpu(args.isa.as_deref(), Pool::on(self.threads, processors)))
+        Device::open(args.device()?, || cpu(args.isa.as_deref(), Pool::on(self.threads, processors)))
     }
 }
 
@@ -91,14 +91,16 @@ impl Model {
         Self::of(library::locate(&args.model)?.as_ref(), args, device(args)?)
     }
 
-    /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file.
+    /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file; for commands whose
+    /// model writes text.
     ///
     /// # Errors
-    /// As for [`Self::load`].
+    /// As for [`Self::load`] and [`writes`].
     pub fn load_confined(args: &EngineArgs) -> Result<Self> {
         let prepared = Prepared::confined(args)?;
         let _waiting = Waiting::start("loading the model");
         let model = Self::of(prepared.located.as_ref(), args, prepared.device(args)?)?;
+        writes(model.executor.blueprint(), &model.name)?;
         Ok(Self { _cores: prepared.cores, ..model })
     }
 
@@ -120,6 +122,21 @@ impl Model {
         let rows = CHUNK_ROWS.min(self.ctx).max(logit_rows);
         Ok(Workspace::new(&*self.executor, Capacity { rows, items: 1, logit_rows })?)
     }
+}
+
+/// Refuses a model that makes vectors of texts and writes none.
+///
+/// # Errors
+/// [`Error::Usage`] with what to do.
+pub fn writes(blueprint: &Blueprint, name: &str) -> Result<()> {
+    if !blueprint.encodes() {
+        return Ok(());
+    }
+    let route = if blueprint.head.rank.is_some() { "/v1/rerank" } else { "/v1/embeddings" };
+    Err(Error::usage(format!(
+        "{name} is an encoder ({}): it reads texts and writes none; `shoal serve --via local --model {name}` answers {route}",
+        blueprint.architecture
+    )))
 }
 
 /// All layers and both ends of `gguf`, for sessions of at most `ctx` positions.
@@ -158,7 +175,7 @@ pub fn layer_bytes(gguf: &Gguf) -> u64 {
 /// A device that this build or this machine does not have.
 pub fn device(args: &EngineArgs) -> Result<Device> {
     let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
-    Device::open(args.device, || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin)))
+    Device::open(args.device()?, || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin)))
 }
 
 /// The processor with an instruction set by name and compute threads. The calling thread is one of them.

@@ -1,4 +1,4 @@
-//! How well a model predicts a text, and what rounding at the cuts of a `q8` session or another kind of attention changes
+//! How well a model predicts a text, and what rounding at the cuts of a `q8` session or another kind of session changes
 //! about it.
 //!
 //! The text is read in windows as long as the context, each after the token that begins a sequence if the model has one.
@@ -9,7 +9,7 @@
 //! Limits: two copies of the logits of one pass are in memory; windows do not overlap, so the first tokens of each are
 //! predicted with little to look back at.
 
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use shard::{
     executor::{Capacity, Executor, Input, Item, Output, Workspace, argmax},
     round::Rounding,
@@ -64,13 +64,13 @@ impl Score {
 pub struct Change<'a> {
     /// Where activations are rounded, and how.
     pub rounding: &'a Rounding,
-    /// What its rows see.
-    pub attention: AttentionKind,
+    /// What its rows see, and how keys and values are kept.
+    pub kind: SessionKind,
 }
 
 impl Change<'_> {
     fn is_none(&self) -> bool {
-        self.rounding.is_none() && self.attention.is_dense()
+        self.rounding.is_none() && self.kind.is_default()
     }
 }
 
@@ -137,7 +137,7 @@ impl<'a> Scorer<'a> {
     /// Every token of `ids` but the first is predicted.
     fn window(&mut self, ids: &[u32], score: &mut Score) -> Result<()> {
         let mut exact_state = self.executor.new_state();
-        let mut changed_state = self.executor.new_state_with(self.executor.range(), self.change.attention)?;
+        let mut changed_state = self.executor.new_state_with(self.executor.range(), self.change.kind)?;
         let vocab = self.executor.blueprint().vocab;
         let given = &ids[..ids.len() - 1];
         let mut wanted = &ids[1..];
@@ -266,7 +266,7 @@ mod tests {
         let ids: Vec<u32> = (0..150).map(|_| random.below(shape.vocab) as u32).collect();
         let score = |boundaries: &[u32], chunk, lead| {
             let rounding = Rounding { boundaries: boundaries.to_vec(), ..Rounding::NONE };
-            let change = Change { rounding: &rounding, attention: AttentionKind::Dense };
+            let change = Change { rounding: &rounding, kind: SessionKind::DEFAULT };
             Scorer::new(&*executor, change, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
         };
         let exact = score(&[], 64, None);
@@ -284,14 +284,17 @@ mod tests {
             "{one:?} {three:?}"
         );
         assert!(one.worst_nats <= one.divergence_nats && one.agreed <= 147);
-        let with = |attention: &str, ids: &[u32]| {
-            let change = Change { rounding: &Rounding::NONE, attention: attention.parse().unwrap() };
+        let with = |kind: &str, ids: &[u32]| {
+            let change = Change { rounding: &Rounding::NONE, kind: kind.parse().unwrap() };
             Scorer::new(&*executor, change, 8).unwrap().score(None, ids, &mut |_| {})
         };
         assert!(with("dense", &[1]).is_err());
         let narrow = with("window:16", &ids).unwrap();
         assert_eq!(narrow.exact_nats, exact.exact_nats);
         assert!(narrow.changed.unwrap().divergence_nats > 0.0);
+        let (eight, four) = (with("dense/q8", &ids).unwrap(), with("dense/q4", &ids).unwrap());
+        let divergence = |score: &Score| score.changed.unwrap().divergence_nats;
+        assert!(0.0 < divergence(&eight) && divergence(&eight) < divergence(&four), "{eight:?} {four:?}");
         // A window as wide as the text hides nothing.
         assert_eq!(with("window:64", &ids).unwrap().changed.unwrap().divergence_nats, 0.0);
         assert_eq!(narrow.buckets.len(), 1);

@@ -147,6 +147,12 @@ impl AttentionKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadAttention(String);
 
+impl BadAttention {
+    pub(crate) fn new(why: &str) -> Self {
+        Self(why.to_owned())
+    }
+}
+
 impl fmt::Display for BadAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

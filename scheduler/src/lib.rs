@@ -78,6 +78,7 @@ pub mod lease;
 pub mod reach;
 pub mod recover;
 pub mod session;
+pub mod session_kind;
 
 pub mod rng;
 
@@ -87,6 +88,7 @@ pub use id::{ModelId, NodeId, OperatorId, SessionId};
 pub use layers::{LayerRange, LayerSet};
 pub use pipeline::{Gap, Pipeline, Segment};
 pub use policy::{Boomerang, Request, RoutePolicy, Shape};
+pub use session_kind::{CacheType, SessionKind};
 pub use snapshot::Snapshot;
 pub use time::Millis;
 pub use view::SwarmView;

@@ -52,6 +52,7 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
             scale: 0.125,
             softcap: None,
             window: None,
+            ahead: 0,
             far: None,
             sinks: None,
             out: &mut out,
@@ -83,10 +84,13 @@ fn main() {
     bench(&cpu, "32/8 heads of 128, decode at 4096", 32, large, 4095, 1);
     bench(&cpu, "8/8 heads of 128, decode at 4096", 8, large, 4095, 1);
     bench(&cpu, "14/2 heads of 64, decode at 4096", 14, KvShape::new(2, 64), 4095, 1);
+    let nine = KvShape::new(3, 64);
+    bench(&cpu, "9/3 heads of 64, 512 more after 7680", 9, nine, 7680, 512);
+    bench(&cpu, "9/3 heads of 64, decode at 8192", 9, nine, 8191, 1);
     for positions in [512, 4096, 8192] {
         for kind in ["dense", "window:128", "sparse"] {
             let kind: AttentionKind = kind.parse().expect("these exist");
-            let mut times = probe::attention(&cpu, kind, positions, 9).expect("few positions");
+            let mut times = probe::attention(&cpu, kind.into(), positions, 9).expect("few positions");
             times.pass_ms.sort_by(f64::total_cmp);
             times.step_ms.sort_by(f64::total_cmp);
             let (pass_ms, step_ms) = (times.pass_ms[4], times.step_ms[4]);

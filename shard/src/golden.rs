@@ -12,7 +12,10 @@ mod gpu;
 
 use std::sync::Arc;
 
-use scheduler::LayerRange;
+use scheduler::{
+    CacheType::{self, F16},
+    LayerRange,
+};
 
 use crate::{
     Error, Result,
@@ -71,8 +74,21 @@ pub fn check_device(device: &Device) -> Result<Vec<Check>> {
     match device {
         Device::Cpu(cpu) => check(cpu.isa()),
         #[cfg(feature = "gpu")]
-        Device::Gpu(device) => gpu::check_gpu(device),
+        Device::Gpu(device, _) => gpu::check_gpu(device),
         _ => Err(Error::invalid("this device is of class approx by its nature: it has no self-test")),
+    }
+}
+
+/// Hash `number` of those that `device` computes in a moment, around and around; `None` for one that is checked once and then
+/// believed, as processors are.
+pub fn check_spot(device: &Device, number: u64) -> Option<Result<Check>> {
+    match device {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(device, _) => Some(gpu::check_spot(device, number)),
+        _ => {
+            let _ = number;
+            None
+        }
     }
 }
 
@@ -188,11 +204,13 @@ const OPERATIONS: &[Operation] = &[
     ("round-c7", |_| round(Rule::C7)),
     ("round-bf16", |_| round(Rule::Bf16)),
     ("round-f16", |_| round(Rule::F16)),
-    ("attention", |cpu| attention(cpu, None, None, false)),
+    ("attention", |cpu| attention(cpu, F16, None, None, false)),
     ("attention-latent", attention_latent),
-    ("attention-window", |cpu| attention(cpu, Some(100), None, false)),
-    ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0), false)),
-    ("attention-sinks", |cpu| attention(cpu, Some(300), None, true)),
+    ("attention-window", |cpu| attention(cpu, F16, Some(100), None, false)),
+    ("attention-softcap", |cpu| attention(cpu, F16, Some(300), Some(50.0), false)),
+    ("attention-sinks", |cpu| attention(cpu, F16, Some(300), None, true)),
+    ("attention-q8", |cpu| attention(cpu, CacheType::Q8, None, None, false)),
+    ("attention-q4", |cpu| attention(cpu, CacheType::Q4, Some(300), None, true)),
     ("clamped-swiglu", |cpu| {
         let (mut gate, up) = (normals(26, 1003, 6.0), normals(27, 1003, 5.0));
         cpu.clamped_swiglu(&mut gate, &up);
@@ -279,6 +297,7 @@ fn attention_latent(cpu: &Arc<Cpu>) -> String {
         scale: 0.3,
         softcap: None,
         window: None,
+        ahead: 0,
         far: None,
         sinks: None,
         out: out_rows,
@@ -288,8 +307,14 @@ fn attention_latent(cpu: &Arc<Cpu>) -> String {
 }
 
 /// Three rows at positions 597 to 599: two whole pages and a partial one behind them, three query heads per key head.
-fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> String {
-    let (shape, heads, start, n) = (KvShape::new(2, 48), 6, 597, 3);
+fn attention(
+    cpu: &Arc<Cpu>,
+    cache: CacheType,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    sinks: bool,
+) -> String {
+    let (shape, heads, start, n) = (KvShape { cache, ..KvShape::new(2, 48) }, 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
     let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
@@ -307,6 +332,7 @@ fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks:
         scale: 0.3,
         softcap,
         window,
+        ahead: 0,
         far: None,
         sinks: sinks.as_deref(),
         out: &mut out,

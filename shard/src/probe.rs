@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use scheduler::AttentionKind;
+use scheduler::{AttentionKind, CacheType, SessionKind};
 
 use crate::{
     Error, Result,
@@ -44,19 +44,24 @@ pub struct AttentionTimes {
 /// Times the attention of one layer of [`HEADS`] over random rows.
 ///
 /// # Errors
-/// [`Error::Invalid`] for no positions or more than [`MAX_POSITIONS`], and for a kind whose numbers are out of bounds.
-pub fn attention(cpu: &Cpu, kind: AttentionKind, positions: usize, runs: usize) -> Result<AttentionTimes> {
+/// [`Error::Invalid`] for no positions or more than [`MAX_POSITIONS`], and for a kind whose numbers are out of bounds or that
+/// is not computed.
+pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize) -> Result<AttentionTimes> {
     if !(1..=MAX_POSITIONS).contains(&positions) {
         return Err(Error::invalid(format!("{positions} positions: 1 to {MAX_POSITIONS} can be timed")));
     }
-    let kind = kind.checked().map_err(|why| Error::invalid(why.to_string()))?;
+    let kind = session.attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
+    let shape = KvShape { cache: session.cache, ..HEADS };
+    if shape.cache != CacheType::F16 && matches!(kind, AttentionKind::Sparse(_)) {
+        return Err(Error::invalid(format!("a cache of {} with attention {kind}: choose f16", shape.cache)));
+    }
     let width = HEADS.kv_heads * HEADS.head_dim;
     let mut random = Random(1);
     let mut rows =
         || (0..positions * width).map(|_| random.below(4096) as f32 / 2048.0 - 1.0).collect::<Vec<_>>();
     let (q, k, v, mut out) = (rows(), rows(), rows(), vec![0.0; positions * width]);
-    let mut pages: Vec<KvQuarter> = (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(HEADS, 0)).collect();
-    cpu.store_kv(&mut pages, HEADS, &k, &v, 0);
+    let mut pages: Vec<KvQuarter> = (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
+    cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let (window, rule) = match kind {
         AttentionKind::Dense => (None, None),
         AttentionKind::Window(window) => (Some(window as usize + 1), None),
@@ -74,13 +79,14 @@ pub fn attention(cpu: &Cpu, kind: AttentionKind, positions: usize, runs: usize) 
         cpu.attention(&mut [AttentionJob {
             q: &q[rows.clone()],
             pages: &pages,
-            shape: HEADS,
+            shape,
             start,
             n: positions - start,
             heads: HEADS.kv_heads,
             scale: 0.125,
             softcap: None,
             window,
+            ahead: 0,
             far: rule.map(|rule| Far { rule, landmarks: &landmarks }),
             sinks: None,
             out: &mut out[rows],

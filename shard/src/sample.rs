@@ -103,6 +103,16 @@ impl SamplingParams {
         Ok(())
     }
 
+    /// How many of the largest logits decide the choice, ties to the lowest id; `None` where all of them do.
+    pub fn candidates(&self) -> Option<usize> {
+        match (self.temperature == 0.0, self.top_k) {
+            _ if self.penalizes() || self.logprobs || !self.logit_bias.is_empty() => None,
+            (true, _) => Some(1),
+            (false, 0) => None,
+            (false, top_k) => Some(top_k.max(2)),
+        }
+    }
+
     fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }

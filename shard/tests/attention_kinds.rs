@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{bits, bytes, cpu, fast, open, tokens, whole};
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
 use shard::{
     executor::{
         Capacity, Ends, Executor, Input, Item, Options, Output, Workspace,
@@ -23,9 +23,10 @@ use shard::{
 const CONTEXT: usize = 512;
 const PROMPT: usize = 330;
 /// Small numbers, so that 330 positions have all of it.
-const KINDS: [&str; 3] = ["sparse:window=32,sinks=2,block=16", "sparse", "window:40"];
+const KINDS: [&str; 6] =
+    ["sparse:window=32,sinks=2,block=16", "sparse", "window:40", "dense/q8", "dense/q4", "window:40/q8"];
 
-fn kind(text: &str) -> AttentionKind {
+fn kind(text: &str) -> SessionKind {
     text.parse().unwrap()
 }
 
@@ -119,7 +120,7 @@ fn cuts_batches_going_back_and_snapshots_do_not_matter() {
 
         // What another session shares of it.
         let mut shared = state.share(200).unwrap();
-        assert_eq!((shared.attention(), shared.len()), (kind(attention), 200));
+        assert_eq!((shared.kind(), shared.len()), (kind(attention), 200));
         assert!(feed(&shard, &mut ws, &mut shared, &ids[200..], 64) == from(200), "{attention}: shared");
 
         // A snapshot holds no landmarks, and gives them.
@@ -130,7 +131,7 @@ fn cuts_batches_going_back_and_snapshots_do_not_matter() {
         assert!(feed(&shard, &mut ws, &mut restored, &ids[250..], 1) == from(250), "{attention}: restored");
         cut.rewind(0);
         let why = empty(&shard, "dense").restore(&snapshot).unwrap_err().to_string();
-        assert!(why.contains("kind of attention"), "{why}");
+        assert!(why.contains("kind of session"), "{why}");
 
         // Beside a dense session and one of another kind, which get what they get alone.
         let mut states = [empty(&shard, "dense"), empty(&shard, attention), empty(&shard, "window:90")];
@@ -155,12 +156,12 @@ fn layers_with_a_window_of_their_own_keep_it() {
     let shard = whole(&open("gemma3"), fast(), CONTEXT);
     let blueprint = shard.blueprint();
     let own: Vec<_> =
-        (0..blueprint.layers.len()).map(|layer| blueprint.sight(layer, kind("dense"))).collect();
+        (0..blueprint.layers.len()).map(|layer| blueprint.sight(layer, kind("dense").attention)).collect();
     assert!(own.iter().any(|sight| sight.0.is_some()) && own.iter().any(|sight| sight.0.is_none()));
     for (layer, (window, _)) in own.into_iter().enumerate() {
-        let sparse = blueprint.sight(layer, kind("sparse"));
+        let sparse = blueprint.sight(layer, kind("sparse").attention);
         assert_eq!((sparse.0, sparse.1.is_some()), (window, window.is_none()));
-        let narrow = blueprint.sight(layer, kind("window:3"));
+        let narrow = blueprint.sight(layer, kind("window:3").attention);
         assert_eq!(narrow, (Some(window.map_or(4, |window| window.min(4))), None));
     }
 }
@@ -171,11 +172,41 @@ fn executors_without_it_say_so() {
     let range = LayerRange::new(0, 2).unwrap();
     let reference =
         Reference::load(&gguf, range, Ends::BOTH, Options::default(), Arithmetic::Rounded).unwrap();
-    assert!(reference.new_state_with(range, AttentionKind::Dense).is_ok());
+    assert!(reference.new_state_with(range, SessionKind::DEFAULT).is_ok());
     let why = reference.new_state_with(range, kind("sparse")).err().map(|error| error.to_string());
     assert!(why.as_deref().is_some_and(|why| why.contains("choose dense")), "{why:?}");
+    let why = reference.new_state_with(range, kind("dense/q4")).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("choose f16")), "{why:?}");
     let shard = whole(&gguf, fast(), CONTEXT);
-    assert!(shard.new_state_with(range, AttentionKind::Window(0)).is_err());
+    assert!(shard.new_state_with(range, kind("sparse/q8")).is_err());
+    assert!(shard.new_state_with(range, AttentionKind::Window(0).into()).is_err());
+}
+
+/// What admission counts is what a session takes, and smaller forms take less.
+#[test]
+fn smaller_forms_take_the_bytes_that_are_counted() {
+    let (gguf, ids) = (model(), tokens(PROMPT, 288, 9));
+    let shard = whole(&gguf, fast(), CONTEXT);
+    let head_dim = shard.blueprint().layers[0].attention.kv().unwrap().head_dim;
+    let bytes = CacheType::ALL.map(|cache| {
+        let kind = SessionKind { cache, ..SessionKind::DEFAULT };
+        let mut state = shard.new_state_with(shard.range(), kind).unwrap();
+        feed(&shard, &mut workspace(&shard), &mut state, &ids, 64);
+        assert_eq!(state.bytes(), shard.state_bytes(shard.range(), PROMPT, cache), "{cache}");
+        let snapshot = state.snapshot().unwrap();
+        let mut restored = shard.new_state_with(shard.range(), kind).unwrap();
+        restored.restore(&snapshot).unwrap();
+        assert_eq!(restored.digest().unwrap(), state.digest().unwrap(), "{cache}");
+        for other in CacheType::ALL.into_iter().filter(|other| *other != cache) {
+            let kind = SessionKind { cache: other, ..SessionKind::DEFAULT };
+            let mut state = shard.new_state_with(shard.range(), kind).unwrap();
+            assert!(state.restore(&snapshot).is_err(), "{cache} is not {other}");
+        }
+        state.bytes()
+    });
+    let blocks = head_dim.div_ceil(32);
+    let expected = [head_dim * 4, blocks * 68, blocks * 36];
+    assert_eq!(bytes.map(|of| of * expected[0]), expected.map(|each| each * bytes[0]));
 }
 
 /// A model whose values are a part of its keys takes a window, not landmarks.
@@ -185,6 +216,8 @@ fn latent_attention_takes_a_window_and_refuses_landmarks() {
     let shard = whole(&gguf, fast(), CONTEXT);
     let why = shard.new_state_with(shard.range(), kind("sparse")).err().map(|error| error.to_string());
     assert!(why.as_deref().is_some_and(|why| why.contains("latent attention: choose dense")), "{why:?}");
+    let why = shard.new_state_with(shard.range(), kind("dense/q8")).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("latent attention: choose f16")), "{why:?}");
     let ids = tokens(40, shard.blueprint().vocab, 6);
     let see = |attention: &str, chunk: usize| {
         let mut ws = Workspace::new(&shard, Capacity { rows: 40, items: 1, logit_rows: 40 }).unwrap();

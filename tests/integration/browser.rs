@@ -24,6 +24,11 @@ fn the_page_keeps_conversations() {
 }
 
 #[test]
+fn the_page_speaks_languages() {
+    run("languages.mjs", &[]);
+}
+
+#[test]
 fn the_page_shows_a_swarm_that_loses_a_node() {
     let folder = TempDir::new().unwrap();
     let first = Node::start(&folder.path().join("a"), &["--layers", MIDDLE]);

@@ -32,8 +32,15 @@ const SLOW_MS: f64 = 1_500.0;
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
 /// What drafts, as often as it is drawn; `auto` is here what `SHOAL_DRAFT` says.
 const DRAFTS: [&str; 4] = ["auto", "auto", "lookup", "off"];
-/// What rows see, as often as it is drawn.
-const ATTENTION: [&str; 4] = ["dense", "dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16"];
+/// What rows see and how keys and values are kept, as often as it is drawn.
+const SESSIONS: [&str; 6] = [
+    "dense",
+    "dense",
+    "window:24",
+    "sparse:window=16,sinks=2,stride=on,block=16",
+    "dense/q8",
+    "window:24/q4",
+];
 /// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
@@ -139,7 +146,7 @@ impl Swarm {
 }
 
 /// What to ask: plain, seeded with everything that depends on the past, and a long prompt.
-fn asks(attention: &str) -> [Vec<String>; 3] {
+fn asks(kind: &str) -> [Vec<String>; 3] {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let mut plain = words("-n 40");
     plain.push("Tell me a story about a fox and a lantern".into());
@@ -147,7 +154,9 @@ fn asks(attention: &str) -> [Vec<String>; 3] {
     seeded.push("Tell me a story about a bear who bakes bread".into());
     let mut long = words("-n 40 --raw");
     long.push("Once upon a time a little owl counted the stars. ".repeat(40));
-    [plain, seeded, long].map(|words| [words, vec!["--attention".into(), attention.into()]].concat())
+    let (attention, cache) = kind.split_once('/').unwrap_or((kind, "f16"));
+    let kind = ["--attention", attention, "--kv-cache-type", cache].map(str::to_owned);
+    [plain, seeded, long].map(|words| [words, kind.to_vec()].concat())
 }
 
 /// Runs a prompt and strikes when the time has come; gives the last line.
@@ -204,7 +213,7 @@ fn the_answer_survives_every_kind_of_death() {
         Shoal::new().json(args, "")["ids"].clone()
     };
     let expected: Expected =
-        ATTENTION.iter().map(|attention| (*attention, asks(attention).iter().map(alone).collect())).collect();
+        SESSIONS.iter().map(|kind| (*kind, asks(kind).iter().map(alone).collect())).collect();
     // One swarm for each layout, side by side: most of a fault is waiting.
     let stalls = thread::scope(|scope| {
         let half = |index: usize| {
@@ -260,10 +269,10 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Exp
         let which = chance.below(3);
         let stage = chance.below(2);
         let shadow = SHADOWS[chance.below(SHADOWS.len())];
-        let attention = ATTENTION[Rng::new(seed ^ 0xa77).below(ATTENTION.len())];
-        let expected = &expected[attention];
+        let session = SESSIONS[Rng::new(seed ^ 0xa77).below(SESSIONS.len())];
+        let expected = &expected[session];
         println!(
-            "seed {seed}: {kind:?} in {phase:?}, prompt {which}, {attention}, stage {stage}, shadow {shadow}"
+            "seed {seed}: {kind:?} in {phase:?}, prompt {which}, {session}, stage {stage}, shadow {shadow}"
         );
         let (length, mut victim) = (expected[which].as_array().unwrap().len(), None);
         let at = match phase {
@@ -279,7 +288,7 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Exp
             victim = Some(index);
         }
         let draft = DRAFTS[Rng::new(!seed).below(DRAFTS.len())];
-        let line = run(&swarm, &asks(attention)[which], shadow, draft, &mut |route, tokens| {
+        let line = run(&swarm, &asks(session)[which], shadow, draft, &mut |route, tokens| {
             if victim.is_none() && tokens >= at && !route.is_null() {
                 let strangers = route["stages"]
                     .as_array()

@@ -16,6 +16,7 @@ mod cuts;
 mod delay;
 mod disasters;
 mod drafts;
+mod encoders;
 mod examples;
 mod failover;
 mod first_model;

@@ -127,7 +127,7 @@ fn read(
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         guard: openai::guard(fields, headers)?,
         wire: openai::wire(fields, headers)?,
-        attention: openai::attention(fields, headers)?,
+        session: openai::session(fields, headers)?,
         show_special: false,
         echo: false,
     };

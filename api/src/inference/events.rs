@@ -20,6 +20,8 @@ pub struct Plan {
     pub cuts: Vec<u32>,
     /// Which earlier positions a token sees, as a request says it.
     pub attention: String,
+    /// How keys and values are kept, as a request says it.
+    pub kv_cache_type: String,
     /// The stages in order, e.g. `me:0-2`, `3f2a91c0:2-16`: node (8 hex digits or `me`) and its layers.
     pub route: Vec<String>,
     /// Tokens per second the plan promises.

@@ -55,7 +55,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 20] = [
     "prompt",
     "messages",
     "model",
@@ -64,6 +64,7 @@ const FIELDS: [&str; 19] = [
     "wire",
     "cuts",
     "attention",
+    "kv_cache_type",
     "draft",
     "logit_bias",
     "response_format",

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::choice::{Draft, Guard, Mode, WireChoice};
+use crate::choice::{Draft, Guard, Mode, SessionChoice, WireChoice};
 
 /// What to generate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,8 +32,8 @@ pub struct GenerateRequest {
     pub guard: Guard,
     /// How activations travel.
     pub wire: WireChoice,
-    /// Which earlier positions a token sees, in words that the node knows; `None` for all of them.
-    pub attention: Option<String>,
+    /// What its tokens see, and how keys and values are kept.
+    pub session: SessionChoice,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
     /// Whether the prompt's tokens come first ([`Event::Prompt`](super::Event::Prompt)), with log-probabilities where
@@ -117,6 +117,19 @@ impl CallForm {
     pub fn open(&self) -> Self {
         Self { name: self.name.clone(), parameters: serde_json::json!({"type": "object"}) }
     }
+}
+
+/// Documents to rank by how well they answer a query.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RerankRequest {
+    /// The model's name; `None` takes the first of [`Inference::models`](super::Inference::models).
+    pub model: Option<String>,
+    /// What is asked.
+    pub query: String,
+    /// What may answer it.
+    pub documents: Vec<String>,
+    /// Whether of a document that does not fit the context with the query its beginning is taken; else it is refused.
+    pub truncate: bool,
 }
 
 /// Texts to embed.

@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 
 use axum::http::HeaderMap;
@@ -18,8 +19,8 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{
-        Draft, Format, GenerateRequest, Guard, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs,
-        Usage, Verify, Wire, WireChoice, ranges,
+        Draft, Format, GenerateRequest, Guard, Mode, Prompt, Sampling, SessionChoice, Shadow, TokenLogprob,
+        TokenLogprobs, Usage, Verify, Wire, WireChoice, ranges,
     },
     keys, names, schema,
 };
@@ -36,8 +37,8 @@ const MAX_BIAS: usize = 1024;
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 /// Most layers that an answer may be cut before.
 const MAX_CUTS: usize = 256;
-/// Bytes of the words that choose attention.
-const MAX_ATTENTION_BYTES: usize = 96;
+/// Bytes of the words that choose attention, and of those that choose the form of the cache.
+const MAX_SESSION_BYTES: usize = 96;
 /// Counts of tokens beyond this are typing errors.
 pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
@@ -74,7 +75,7 @@ pub(crate) fn common(
         mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         guard: guard(fields, headers)?,
         wire: wire(fields, headers)?,
-        attention: attention(fields, headers)?,
+        session: session(fields, headers)?,
         show_special: false,
         echo: false,
     })
@@ -122,18 +123,24 @@ pub(crate) fn wire(fields: &Fields<'_>, headers: &HeaderMap) -> Result<WireChoic
     Ok(choice)
 }
 
-/// Which earlier positions a token sees, from the body or from a header; the node knows the words.
-pub(crate) fn attention(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let long = || format!("must have at most {MAX_ATTENTION_BYTES} bytes");
-    if let Some(text) = fields.text("attention")? {
-        let short = text.len() <= MAX_ATTENTION_BYTES;
-        return if short { Ok(Some(text.to_owned())) } else { Err(fields.refuse("attention", long())) };
-    }
-    let Some(value) = headers.get("x-shoal-attention") else { return Ok(None) };
-    match value.to_str().ok().filter(|text| text.len() <= MAX_ATTENTION_BYTES) {
-        Some(text) => Ok(Some(text.to_owned())),
-        None => Err(ApiError::field("x-shoal-attention", long())),
-    }
+/// What the tokens of a session see and how keys and values are kept, from the body or from headers; the node knows the words.
+pub(crate) fn session(fields: &Fields<'_>, headers: &HeaderMap) -> Result<SessionChoice, ApiError> {
+    let words = |field: &'static str, header: &'static str| {
+        let long = || format!("must have at most {MAX_SESSION_BYTES} bytes");
+        if let Some(text) = fields.text(field)? {
+            let short = text.len() <= MAX_SESSION_BYTES;
+            return if short { Ok(Some(text.to_owned())) } else { Err(fields.refuse(field, long())) };
+        }
+        let Some(value) = headers.get(header) else { return Ok(None) };
+        match value.to_str().ok().filter(|text| text.len() <= MAX_SESSION_BYTES) {
+            Some(text) => Ok(Some(text.to_owned())),
+            None => Err(ApiError::field(header, long())),
+        }
+    };
+    Ok(SessionChoice {
+        attention: words("attention", "x-shoal-attention")?,
+        kv_cache_type: words("kv_cache_type", "x-shoal-kv-cache-type")?,
+    })
 }
 
 /// Whether the owner agrees for this request that strangers compute it: a holder of a key does not speak for the owner.

@@ -13,6 +13,7 @@ const JSON: &[(&str, &str)] = &[
     ("/v1/completions", "CompletionAnswer"),
     ("/v1/responses", "ResponsesAnswer"),
     ("/v1/embeddings", "EmbeddingsAnswer"),
+    ("/v1/rerank", "RerankAnswer"),
     ("/v1/models", "Models"),
     ("/v1/models/{model}", "Model"),
     ("/v1/messages", "MessagesAnswer"),
@@ -139,6 +140,14 @@ fn openai() -> Vec<(&'static str, Value)> {
         ("index", count()),
         ("embedding", json!({"anyOf": [numbers, text()]})),
     ]);
+    let result = object(
+        2,
+        &[
+            ("index", count()),
+            ("relevance_score", json!({"type": "number", "minimum": 0, "maximum": 1})),
+            ("document", object(1, &[("text", text())])),
+        ],
+    );
     let tokens = whole(&[("prompt_tokens", count()), ("total_tokens", count())]);
     let model = whole(&[
         ("id", text()),
@@ -167,6 +176,15 @@ fn openai() -> Vec<(&'static str, Value)> {
                 ("object", words(&["list"])),
                 ("data", list(embedding, 1, 256)),
                 ("model", text()),
+                ("usage", tokens.clone()),
+            ]),
+        ),
+        (
+            "RerankAnswer",
+            whole(&[
+                ("object", words(&["list"])),
+                ("model", text()),
+                ("results", list(result, 1, 256)),
                 ("usage", tokens),
             ]),
         ),

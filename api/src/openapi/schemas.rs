@@ -102,8 +102,15 @@ fn attention() -> Value {
     json!({"type": "string", "maxLength": 96, "description": about})
 }
 
+/// In which form keys and values are kept.
+fn kv_cache_type() -> Value {
+    let about = "In which form keys and values of earlier positions are kept: 16, 8 or 4 bits for each. Fewer take less memory and \
+                 change the answer";
+    json!({"type": "string", "enum": ["f16", "q8", "q4"], "description": about})
+}
+
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 8] {
+fn who() -> [(&'static str, Value); 9] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
@@ -112,6 +119,7 @@ fn who() -> [(&'static str, Value); 8] {
         ("wire", words(&Wire::ALL.map(Wire::name))),
         ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),
         ("attention", attention()),
+        ("kv_cache_type", kv_cache_type()),
         ("cuts", list(integer(1, i64::from(u32::MAX)), 0, 256)),
     ]
 }
@@ -213,11 +221,22 @@ fn openai() -> Vec<(&'static str, Value)> {
         ("encoding_format", words(&["float", "base64"])),
         ("dimensions", width),
     ];
+    let some = json!({"type": "string", "minLength": 1});
+    let document = any_of(&[some.clone(), object(1, &[("text", some.clone())])]);
+    let rerank = [
+        ("query", some),
+        ("documents", list(document, 1, 256)),
+        ("model", model()),
+        ("top_n", integer(1, 1 << 20)),
+        ("return_documents", flag()),
+        ("truncate", flag()),
+    ];
     vec![
         ("Chat", with(&[("messages", messages)], &chat)),
         ("Completion", with(&[("prompt", prompt)], &completion)),
         ("Responses", with(&[("input", any_of(&[text(), items]))], &responses)),
         ("Embeddings", object(1, &embeddings)),
+        ("Rerank", object(2, &rerank)),
     ]
 }
 

@@ -14,7 +14,8 @@ use api::{
     Inference,
     inference::{
         Done, EmbedRequest, Embeddings, Event, Failure, Finish, Format, GenerateRequest, Generation, Metric,
-        Mode, ModelInfo, Plan, Prompt, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage, Verify,
+        Mode, ModelInfo, Plan, Prompt, PromptToken, Ranking, Report, RerankRequest, TokenLogprob,
+        TokenLogprobs, Usage, Verify,
     },
     swarm::{
         Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Pipeline, Reachability, Stage,
@@ -309,6 +310,7 @@ impl Inference for Fake {
             verify: if local { Verify::Off } else { request.guard.verify.unwrap_or(Verify::Sample) },
             wire: request.wire.form(),
             attention: "dense".into(),
+            kv_cache_type: "f16".into(),
             cuts: request.wire.cuts.clone(),
             route: if local {
                 vec!["me:0-32".into()]
@@ -431,6 +433,18 @@ impl Inference for Fake {
         let vectors = request.inputs.iter().map(|_| vec![0.6, 0.8]).collect();
         let model = request.model.unwrap_or_else(|| "fake-7b".into());
         futures::future::ready(Ok(Embeddings { model, vectors, prompt_tokens: 3 })).boxed()
+    }
+
+    /// A document's share of the words of the query.
+    fn rerank(&self, request: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
+        if let Some(failure) = self.failure.lock().unwrap().clone() {
+            return futures::future::ready(Err(failure)).boxed();
+        }
+        let words: Vec<&str> = request.query.split(' ').collect();
+        let share = |text: &String| words.iter().filter(|word| text.contains(**word)).count() as f32;
+        let scores = request.documents.iter().map(|text| share(text) / words.len() as f32).collect();
+        let model = request.model.clone().unwrap_or_else(|| "fake-7b".into());
+        futures::future::ready(Ok(Ranking { model, scores, prompt_tokens: 9 })).boxed()
     }
 
     fn swarm(&self) -> SwarmSnapshot {

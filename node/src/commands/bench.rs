@@ -7,12 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use serde::Serialize;
 use shard::{
-    executor::{Capacity, Executor, Workspace, argmax},
+    executor::{Capacity, DeviceCounts, Executor, OperationTime, Workspace, argmax},
     gguf::Gguf,
-    probe,
     quant::Format,
     state::{PrefixCache, SessionState},
     synthetic,
@@ -67,8 +66,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let load_ms = ms(started.elapsed());
 
     let workspace = Workspace::new(&*executor, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
-    let attention = args.attention.kind;
-    let mut bench = Bench { workspace, executor: &*executor, attention, prompt, decode };
+    let kind = args.attention.session();
+    let mut bench = Bench { workspace, executor: &*executor, kind, prompt, decode };
     bench.warm_up()?;
     drop(waiting);
     let bar = output::progress(u64::from(args.runs), "measuring", false);
@@ -80,14 +79,17 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     bar.finish_and_clear();
     // Before the probe, whose own memory would count.
     let peak_rss_mb = peak_rss_bytes(status).map(|bytes| bytes as f64 / 1e6);
-    let read_gb_s = device.cpu().map(|cpu| probe::read_bandwidth(cpu)).transpose()?.map(|read| read / 1e9);
+    let read_gb_s = device.read_bandwidth()?.map(|read| read / 1e9);
+    let mut figures = Figures::of(&runs, &*executor, prompt + decode / 2, read_gb_s);
+    figures.device = DeviceFigures::of(&runs, &*executor)?;
     let report = Report {
-        figures: Figures::of(&runs, &*executor, prompt + decode / 2, read_gb_s),
+        figures,
         model: name,
         format: main_format(&gguf),
         isa: device.cpu().map(|cpu| cpu.isa().name()),
         device: executor.device(),
-        attention: attention.to_string(),
+        attention: kind.attention.to_string(),
+        kv_cache_type: kind.cache.name(),
         threads: device.cpu().map(|cpu| cpu.pool().threads()),
         prompt_tokens: prompt,
         decode_tokens: decode,
@@ -138,7 +140,7 @@ fn main_format(gguf: &Gguf) -> &'static str {
 struct Bench<'a> {
     executor: &'a dyn Executor,
     workspace: Workspace,
-    attention: AttentionKind,
+    kind: SessionKind,
     prompt: usize,
     decode: usize,
 }
@@ -150,11 +152,13 @@ struct Run {
     steps: Vec<Duration>,
     kv_hits: usize,
     kv_misses: usize,
+    /// What the steps cost a device.
+    device: Option<DeviceCounts>,
 }
 
 impl Bench<'_> {
     fn new_state(&self) -> Result<SessionState> {
-        Ok(self.executor.new_state_with(self.executor.range(), self.attention)?)
+        Ok(self.executor.new_state_with(self.executor.range(), self.kind)?)
     }
 
     /// Touches all weights and code once.
@@ -176,23 +180,28 @@ impl Bench<'_> {
         let mut id = argmax(self.workspace.logits(0));
         let first_token = started.elapsed();
         let mut steps = Vec::with_capacity(self.decode);
+        let before = self.executor.counts();
         for _ in 0..self.decode {
             let started = Instant::now();
-            self.executor.step(&mut self.workspace, &mut state, id)?;
-            id = argmax(self.workspace.logits(0));
+            id = self.executor.greedy(&mut self.workspace, &mut state, id)?;
             steps.push(started.elapsed());
         }
+        let device = before.zip(self.executor.counts()).map(|(before, after)| DeviceCounts {
+            submits: after.submits - before.submits,
+            dispatches: after.dispatches - before.dispatches,
+            bytes_back: after.bytes_back - before.bytes_back,
+        });
         // The same prompt again, as a second turn would bring it: what the prefix cache kept is not computed again.
         let mut cache = PrefixCache::new(usize::MAX);
         state.rewind(ids.len());
         cache.put(ids.clone(), state);
-        let mut state = match cache.take(self.attention, &ids) {
+        let mut state = match cache.take(self.kind, &ids) {
             Some(kept) => kept,
             None => self.new_state()?,
         };
         let kv_hits = state.len();
         self.executor.prefill(&mut self.workspace, &mut state, &ids[kv_hits..])?;
-        Ok(Run { prefill, first_token, steps, kv_hits, kv_misses: 2 * ids.len() - kv_hits })
+        Ok(Run { prefill, first_token, steps, kv_hits, kv_misses: 2 * ids.len() - kv_hits, device })
     }
 }
 
@@ -206,6 +215,7 @@ struct Report {
     isa: Option<&'static str>,
     device: String,
     attention: String,
+    kv_cache_type: &'static str,
     threads: Option<usize>,
     prompt_tokens: usize,
     decode_tokens: usize,
@@ -231,6 +241,50 @@ struct Figures {
     read_share: Option<f64>,
     kv_hits: usize,
     kv_misses: usize,
+    /// What a token costs a device, where one computes.
+    #[serde(rename = "per_token", skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceFigures>,
+}
+
+/// What a decoded token costs a device.
+#[derive(Serialize)]
+struct DeviceFigures {
+    submits: f64,
+    dispatches: f64,
+    bytes_back: f64,
+    operations: Vec<Operation>,
+}
+
+/// One operation of a decode step.
+#[derive(Serialize)]
+struct Operation {
+    name: String,
+    us: f64,
+    /// Weights that it reads per second.
+    gb_s: f64,
+}
+
+impl DeviceFigures {
+    /// Of the decode steps of `runs`.
+    fn of(runs: &[Run], executor: &dyn Executor) -> Result<Option<Self>> {
+        let Some(cost) = runs.iter().map(|run| run.device).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let steps: usize = runs.iter().map(|run| run.steps.len()).sum();
+        let per_token = |count: &dyn Fn(&DeviceCounts) -> u64| {
+            cost.iter().map(count).sum::<u64>() as f64 / steps.max(1) as f64
+        };
+        let operation = |time: OperationTime| {
+            let gb_s = if time.us > 0.0 { time.bytes as f64 / time.us / 1e3 } else { 0.0 };
+            Operation { name: time.name, us: time.us, gb_s }
+        };
+        Ok(Some(Self {
+            submits: per_token(&|count| count.submits),
+            dispatches: per_token(&|count| count.dispatches),
+            bytes_back: per_token(&|count| count.bytes_back),
+            operations: executor.operation_times()?.into_iter().map(operation).collect(),
+        }))
+    }
 }
 
 impl Figures {
@@ -253,6 +307,7 @@ impl Figures {
             read_share: read_gb_s.map(|read| effective_gb_s / read),
             kv_hits: runs.iter().map(|r| r.kv_hits).sum(),
             kv_misses: runs.iter().map(|r| r.kv_misses).sum(),
+            device: None,
         }
     }
 }
@@ -286,6 +341,17 @@ fn print(report: &Report) -> Result<()> {
     let peak_rss_mb = report.peak_rss_mb.unwrap_or(f64::NAN);
     say!("peak      {peak_rss_mb:9.0} MB resident; loaded in {:.0} ms", report.load_ms);
     say!("kv cache  {:>9} positions reused, {} computed", figures.kv_hits, figures.kv_misses);
+    if let Some(device) = &figures.device {
+        say!(
+            "device    {:9.1} submits, {:.1} dispatches and {:.0} bytes back per token",
+            device.submits,
+            device.dispatches,
+            device.bytes_back
+        );
+        for Operation { name, us, gb_s } in &device.operations {
+            say!("  {name:28} {us:9.1} us  {gb_s:7.1} GB/s of weights");
+        }
+    }
     Ok(())
 }
 

@@ -37,7 +37,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
     let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
-    let change = Change { rounding: &rounding, attention: args.attention.kind };
+    let change = Change { rounding: &rounding, kind: args.attention.session() };
     let mut scorer = Scorer::new(&*model.executor, change, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     let bar = output::progress(ids.len() as u64, "reading", false);
     let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
@@ -48,12 +48,14 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         "wire": args.wire.form.wire,
         "cuts": rounding.boundaries,
         "attention": args.attention.kind.to_string(),
+        "kv_cache_type": args.attention.kv_cache_type.name(),
         "tokens": ids.len(),
         "predicted": score.predicted,
         "perplexity": score.perplexity(),
     });
     // What rounding alone changes has a name of its own.
-    let changed = if args.attention.kind.is_dense() { "perplexity_rounded" } else { "perplexity_changed" };
+    let changed =
+        if args.attention.session().is_default() { "perplexity_rounded" } else { "perplexity_changed" };
     if let Some(rounded) = score.changed {
         line[changed] = json!((rounded.nats / predicted).exp());
         line["mean_kl_nats"] = json!(rounded.divergence_nats / predicted);
@@ -79,7 +81,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         say!(
             "rounded before layers {:?}, attention {}: perplexity {:.4}",
             rounding.boundaries,
-            args.attention.kind,
+            args.attention.session(),
             (rounded.nats / predicted).exp()
         );
         say!(
@@ -132,11 +134,12 @@ fn logits(args: EvalArgs) -> Result<()> {
     let device = prepared.device(&args.engine)?;
     let started = Instant::now();
     let blueprint = Blueprint::from_gguf(&gguf)?;
+    model::writes(&blueprint, &args.engine.model)?;
     let rounding = rounding::alone(&args.wire.choice(), blueprint.layers.len() as u32, blueprint.hidden)?;
     let mut chain =
         chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     chain.round(rounding);
-    chain.attend(args.attention.kind)?;
+    chain.attend(args.attention.session())?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {
         return Err(Error::usage(format!("there is no token {id}; the vocabulary has {}", chain.vocab())));

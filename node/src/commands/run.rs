@@ -74,6 +74,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
         line["attention"] = json!(args.answer.attention.kind.to_string());
+        line["kv_cache_type"] = json!(args.answer.attention.kv_cache_type.name());
         line["load_ms"] = json!(load_ms);
         output::json_line(&line)?;
         return ended(summary.finish);
@@ -107,12 +108,12 @@ pub(super) fn obtain_model(args: &mut AnswerArgs, json: bool) -> Result<()> {
 /// A session of this process that rounds and sees what the flags say.
 pub(super) fn session(model: &Model, args: &AnswerArgs) -> Result<Session> {
     let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
-    Session::of(model, rounding::alone(&args.wire.choice(), end, hidden)?, args.attention.kind)
+    Session::of(model, rounding::alone(&args.wire.choice(), end, hidden)?, args.attention.session())
 }
 
 /// The prompt as the node is asked it.
 pub(super) fn question(prompt: PromptInput, args: &AnswerArgs) -> Result<PromptRequest> {
-    let form = (args.wire.choice(), args.attention.kind);
+    let form = (args.wire.choice(), args.attention.session());
     let mut ask = remote::question(prompt, &args.route, form, &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);

@@ -8,6 +8,7 @@ pub(super) const SHARED: &[&str] = &[
     "ctx",
     "isa",
     "device",
+    "gpu_memory",
     "no_pin",
     "log",
     "log_format",

@@ -1,7 +1,7 @@
 //! What a plan predicts and what an answer that is over reports: the records behind `plan`, `why` and the last event.
 
 use api::choice::{Mode, Wire};
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -239,9 +239,9 @@ pub struct Conducted {
     /// Layers before which they were rounded: none where the form is exact.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<u32>,
-    /// Which earlier positions each row saw.
-    #[serde(default, with = "super::attention", skip_serializing_if = "super::is_dense")]
-    pub attention: AttentionKind,
+    /// Which earlier positions each row saw, and how keys and values were kept.
+    #[serde(flatten, with = "super::session_kind")]
+    pub kind: SessionKind,
     /// Why it was given up, where it was.
     pub gave_up: Option<String>,
     /// The stop string that ended it, where one did.

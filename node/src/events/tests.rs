@@ -1,4 +1,4 @@
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use serde_json::json;
 
 use super::*;
@@ -68,14 +68,14 @@ fn a_route_and_a_plan_are_the_lines_they_were() {
         verify: Verify::Strict,
         wire: Wire::Q8,
         cuts: vec![2, 6],
-        attention: "window:64".parse().unwrap(),
+        kind: "window:64/q8".parse().unwrap(),
         reasoning: true,
         plan: plan.clone(),
     };
     let route = RouteEvent { mode: Mode::Boomerang, own: Some(own), elsewhere: None };
     assert_eq!(route.stages().count(), 1);
     let told = json!({ "event": "route", "model": "minnow", "me": "cc", "verify": "strict", "session": "5e",
-        "mode": "boomerang", "wire": "q8", "cuts": [2, 6], "attention": "window:64", "reasoning": true });
+        "mode": "boomerang", "wire": "q8", "cuts": [2, 6], "attention": "window:64", "kv_cache_type": "q8", "reasoning": true });
     check(&PromptEvent::Route(Box::new(route)), merged(line.clone(), told));
     let plan = PlanReport { plan, me: "cc".into(), end: true };
     check(&plan, merged(line, json!({ "me": "cc", "end": true })));
@@ -149,7 +149,7 @@ fn the_end_of_an_answer_is_the_line_it_was() {
         me: "cc".into(),
         wire: Wire::Raw,
         cuts: Vec::new(),
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         gave_up: None,
         stop: None,
         ended_turn: true,

@@ -70,7 +70,7 @@ impl Checks {
             positions: plan.prompt.len() as u32 + plan.max_tokens.saturating_sub(1),
             at: 0,
             rounding: state.plan.form.rounding.clone(),
-            attention: state.plan.form.attention,
+            kind: state.plan.form.kind,
             next: None,
             previous: None,
             log: true,

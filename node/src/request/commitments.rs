@@ -258,7 +258,7 @@ mod tests {
             receipt::{Chain, Commit, Grant, Leaf, Reexecute, Row, Terms, Unproven},
         },
     };
-    use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
+    use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 
     use super::{super::replay_log::Logs, Book};
 
@@ -290,7 +290,7 @@ mod tests {
             hidden: 2,
             class: Class::D1,
             rounding: Rounding::NONE,
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             inner: false,
         }
     }

@@ -96,7 +96,7 @@ impl Leases {
             positions,
             at,
             rounding: state.plan.form.rounding.clone(),
-            attention: state.plan.form.attention,
+            kind: state.plan.form.kind,
             next: next.map(|next| state.plan.contact(next)),
             previous: before.filter(|before| *before != state.means.me && *before != node),
             log: true,

@@ -66,7 +66,7 @@ impl OwnStages {
             positions,
             at,
             rounding: state.plan.form.rounding.clone(),
-            attention: state.plan.form.attention,
+            kind: state.plan.form.kind,
             kept: state.recalled.homes(),
             conduct: last.then(|| Conduct { history, ..state.plan.conduct.clone() }),
         };

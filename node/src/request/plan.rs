@@ -11,7 +11,7 @@ use p2p::{
     wire::{control::Contact, receipt::Receipt},
 };
 use scheduler::{
-    AttentionKind, LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, SessionKind, Shape,
     layer_cost::LayerCosts,
     recover::{Failure, GiveUp},
     session::{End, Standbys},
@@ -63,8 +63,8 @@ pub struct Plan {
 pub struct RowForm {
     /// How activations travel, and where they are rounded.
     pub rounding: Rounding,
-    /// Which earlier positions its rows see.
-    pub attention: AttentionKind,
+    /// Which earlier positions its rows see, and how keys and values are kept.
+    pub kind: SessionKind,
     /// Width of an activation.
     pub hidden: usize,
 }

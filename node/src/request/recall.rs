@@ -31,7 +31,7 @@ use p2p::{
         receipt::{Row, Terms},
     },
 };
-use scheduler::{AttentionKind, LayerRange, ModelId, Segment, SessionId, sticky::Former};
+use scheduler::{LayerRange, ModelId, Segment, SessionId, SessionKind, sticky::Former};
 
 use super::replay_log::Logs;
 
@@ -52,7 +52,7 @@ pub(super) struct Remembered {
     pub(super) place: SessionId,
     pub(super) model: ModelId,
     pub(super) rounding: Rounding,
-    pub(super) attention: AttentionKind,
+    pub(super) kind: SessionKind,
     /// Those whose rows were computed.
     pub(super) tokens: Vec<u32>,
     pub(super) logs: Logs,
@@ -96,7 +96,7 @@ impl Recollections {
         &self,
         model: ModelId,
         prompt: &[u32],
-        attention: AttentionKind,
+        kind: SessionKind,
         (wire, boundaries): (Wire, Option<&[u32]>),
     ) -> Recalled {
         let (mut all, now) = (self.lock(), Instant::now());
@@ -104,7 +104,7 @@ impl Recollections {
         let most = prompt.len().saturating_sub(1);
         let fits = |it: &Remembered| {
             let rounding = &it.rounding;
-            (it.model, it.attention) == (model, attention)
+            (it.model, it.kind) == (model, kind)
                 && rounding.wire() == wire
                 && (wire == Wire::Raw || boundaries.is_none_or(|fixed| fixed == rounding.boundaries()))
         };
@@ -137,7 +137,7 @@ impl Recollections {
     pub(super) fn keep(&self, new: Remembered) -> Vec<SessionId> {
         let mut all = self.lock();
         let covered = |it: &Remembered| {
-            (it.model, &it.rounding, it.attention) == (new.model, &new.rounding, new.attention)
+            (it.model, &it.rounding, it.kind) == (new.model, &new.rounding, new.kind)
                 && new.tokens.starts_with(&it.tokens)
         };
         let mut gone: Vec<SessionId> = all.extract_if(.., |it| covered(it)).map(|it| it.place).collect();
@@ -225,7 +225,7 @@ mod tests {
             place: SessionId::numbered(number),
             model: ModelId::numbered(1),
             rounding: Rounding::NONE,
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             tokens: tokens.collect(),
             logs,
             segments: vec![Segment { node: NodeId::numbered(9), layers: LayerRange::new(3, 5).unwrap() }],
@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn recalled(memory: &Recollections, prompt: std::ops::Range<u32>, wire: Wire) -> Recalled {
-        memory.recall(ModelId::numbered(1), &prompt.collect::<Vec<_>>(), AttentionKind::Dense, (wire, None))
+        memory.recall(ModelId::numbered(1), &prompt.collect::<Vec<_>>(), SessionKind::DEFAULT, (wire, None))
     }
 
     #[test]
@@ -251,11 +251,13 @@ mod tests {
         assert_eq!(recalled(&memory, 0..32, Wire::Raw).positions, 16, "never the last token");
         assert_eq!(recalled(&memory, 0..16, Wire::Raw).positions, 0, "not worth a name");
         assert_eq!(recalled(&memory, 0..100, Wire::Q8).positions, 0, "other bits");
-        let of = |model, attention| {
-            memory.recall(model, &(0..100).collect::<Vec<_>>(), attention, (Wire::Raw, None)).positions
+        let of = |model, kind: &str| {
+            let kind = kind.parse().unwrap();
+            memory.recall(model, &(0..100).collect::<Vec<_>>(), kind, (Wire::Raw, None)).positions
         };
-        assert_eq!(of(ModelId::numbered(2), AttentionKind::Dense), 0);
-        assert_eq!(of(ModelId::numbered(1), AttentionKind::Window(64)), 0, "rows that saw less");
+        assert_eq!(of(ModelId::numbered(2), "dense"), 0);
+        assert_eq!(of(ModelId::numbered(1), "window:64"), 0, "rows that saw less");
+        assert_eq!(of(ModelId::numbered(1), "dense/q8"), 0, "rows that were rounded");
         memory.forget(SessionId::numbered(1));
         assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 16);
     }
@@ -271,7 +273,7 @@ mod tests {
         assert_eq!((found.positions, found.boundaries()), (80, Some(vec![3, 5])));
         let tokens: Vec<u32> = (0..200).collect();
         let fixed = |at: &[u32]| {
-            memory.recall(ModelId::numbered(1), &tokens, AttentionKind::Dense, (Wire::Q8, Some(at))).positions
+            memory.recall(ModelId::numbered(1), &tokens, SessionKind::DEFAULT, (Wire::Q8, Some(at))).positions
         };
         assert_eq!((fixed(&[3, 5]), fixed(&[4])), (80, 0));
         let mut other = found.clone();

@@ -114,7 +114,7 @@ impl RequestState {
             hidden: self.plan.form.hidden as u32,
             class: if self.is_approx(layers) { Class::Approx } else { Class::D1 },
             rounding: self.plan.form.rounding.clone(),
-            attention: self.plan.form.attention,
+            kind: self.plan.form.kind,
             inner: false,
         }
     }
@@ -126,8 +126,8 @@ impl RequestState {
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
         codec::encoded_len(output, 1, self.plan.form.hidden)?;
         let (rounding, hidden) = (self.plan.form.rounding.clone(), self.plan.form.hidden);
-        let attention = self.plan.form.attention;
-        Some((Case { layers, rounding, attention, hidden, inputs: (wire, inputs.to_vec()), output }, said))
+        let kind = self.plan.form.kind;
+        Some((Case { layers, rounding, kind, hidden, inputs: (wire, inputs.to_vec()), output }, said))
     }
 
     /// Whether a node runs a segment.
@@ -287,7 +287,7 @@ impl RequestState {
             place: self.place(),
             model: self.plan.model,
             rounding: self.plan.form.rounding.clone(),
-            attention: self.plan.form.attention,
+            kind: self.plan.form.kind,
             tokens: self.tokens[..positions as usize].to_vec(),
             logs: self.logs.beginning(positions),
             segments,

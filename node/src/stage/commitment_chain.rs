@@ -84,7 +84,7 @@ impl CommitmentChain {
             hidden,
             class,
             rounding: lease.rounding.clone(),
-            attention: lease.attention,
+            kind: lease.kind,
             inner: false,
         };
         let grant = Grant::new(unix_s, random);
@@ -125,8 +125,8 @@ impl CommitmentChain {
 
     /// Whether it goes on under this lease.
     pub(super) fn fits(&self, lease: &Lease) -> bool {
-        let Terms { layers, rounding, attention, .. } = &self.terms;
-        (layers, rounding, attention) == (&lease.layers, &lease.rounding, &lease.attention)
+        let Terms { layers, rounding, kind, .. } = &self.terms;
+        (layers, rounding, kind) == (&lease.layers, &lease.rounding, &lease.kind)
     }
 
     /// Goes on under a new epoch with the positions below `have`; says how many there are.

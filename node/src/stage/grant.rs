@@ -95,7 +95,7 @@ impl Running {
             positions: lease.positions,
             at: lease.at,
             rounding: lease.rounding.clone(),
-            attention: lease.attention,
+            kind: lease.kind,
             kept: Vec::new(),
             conduct: None,
         }

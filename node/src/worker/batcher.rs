@@ -390,7 +390,7 @@ mod tests {
             at: 0,
             wire: if rounding.is_empty() { Wire::Raw } else { Wire::Q8 } as u8,
             rounding: rounding.to_vec(),
-            attention: "dense".into(),
+            kind: "dense".into(),
             kept: Vec::new(),
             conduct: None,
         };

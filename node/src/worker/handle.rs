@@ -33,6 +33,7 @@ use super::{
     ipc::{self, Ask, Frame, Tell},
     room::Keeps,
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
+    shrunk,
 };
 use crate::{
     confine::{
@@ -110,6 +111,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         guard: spec.guard,
         room: spec.room,
         costs: ready.costs.clone(),
+        small_shares: ready.small_shares,
         alive: AtomicBool::new(true),
         dismissed: AtomicBool::new(false),
         next_id: AtomicU64::new(0),
@@ -187,6 +189,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
         goes_back: ready.goes_back,
         attends_window: ready.attends_window,
+        small_shares: ready.small_shares,
         attends_sparse: ready.attends_sparse,
         sandboxed: ready.sandboxed,
         landlocked: ready.landlocked,
@@ -217,6 +220,7 @@ impl Worker {
             guard: PoisonGuard::default(),
             room: Room::default(),
             costs: None,
+            small_shares: None,
             alive: AtomicBool::new(alive),
             dismissed: AtomicBool::new(true),
             next_id: AtomicU64::new(0),
@@ -245,7 +249,7 @@ impl Worker {
         if self.shared.guard.is_poison(open.session) {
             return Err(Fault::Poison);
         }
-        let OpenSession { session, epoch, layers, positions, at, rounding, attention, kept, conduct } = open;
+        let OpenSession { session, epoch, layers, positions, at, rounding, kind, kept, conduct } = open;
         let conducts = conduct.is_some();
         let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo } =
             conduct.unwrap_or_default();
@@ -258,7 +262,7 @@ impl Worker {
             at,
             wire: rounding.wire() as u8,
             rounding: rounding.boundaries().to_vec(),
-            attention: attention.to_string(),
+            kind: kind.to_string(),
             kept: kept.into_iter().map(|(session, upto)| (*session.as_bytes(), upto)).collect(),
             conduct: conducts.then(|| ipc::Conduct {
                 sampling: (&sampling).into(),
@@ -271,7 +275,9 @@ impl Worker {
             }),
         };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
-        let bytes = self.shared.costs.as_ref().map_or(0, |costs| costs.state_bytes(layers, paged));
+        let costs = self.shared.costs.as_ref();
+        let bytes =
+            costs.map_or(0, |costs| shrunk(costs, layers, paged, self.shared.small_shares, kind.cache));
         let replaced_bytes = lock(&self.shared.state).replaced_bytes(session, layers);
         let part = self.shared.room.take(bytes.saturating_sub(replaced_bytes))?;
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;

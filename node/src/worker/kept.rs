@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::{AttentionKind, LayerRange, Millis, SessionId, keep::Shelf};
+use scheduler::{LayerRange, Millis, SessionId, SessionKind, keep::Shelf};
 use shard::{round::Rounding, state::SessionState};
 
 /// A session and the first layer of one of its ranges.
@@ -62,20 +62,19 @@ impl Kept {
         }
     }
 
-    /// A state of the positions below `at` that an ended session has computed on `layers` under `rounding` and with this kind of attention: of those named, with
+    /// A state of the positions below `at` that an ended session has computed on `layers` under `rounding` and of this kind: of those named, with
     /// how many positions may be taken, the one that has most.
     pub(super) fn share(
         &mut self,
         named: &[(SessionId, u32)],
-        (layers, rounding, attention): (LayerRange, &Rounding, AttentionKind),
+        (layers, rounding, kind): (LayerRange, &Rounding, SessionKind),
         at: usize,
         now: Instant,
     ) -> Option<SessionState> {
         let kept = named.iter().filter_map(|(session, upto)| {
             let key = (*session, layers.start());
             let ended = self.states.get(&key)?;
-            let fits =
-                ended.layers == layers && ended.rounding == *rounding && ended.state.attention() == attention;
+            let fits = ended.layers == layers && ended.rounding == *rounding && ended.state.kind() == kind;
             fits.then(|| (ended.state.checkpoint(at.min(*upto as usize)), key))
         });
         let (upto, key) = kept.max_by_key(|(upto, _)| *upto).filter(|(upto, _)| *upto > 0)?;
@@ -181,7 +180,7 @@ mod tests {
     /// Positions that a session which may go on from `named` gets.
     fn shared(kept: &mut Kept, named: &[(u64, u32)], at: usize, now: Instant) -> Option<SessionState> {
         let named: Vec<_> = named.iter().map(|(name, upto)| (SessionId::numbered(*name), *upto)).collect();
-        kept.share(&named, (layers(), &Rounding::NONE, AttentionKind::Dense), at, now)
+        kept.share(&named, (layers(), &Rounding::NONE, SessionKind::DEFAULT), at, now)
     }
 
     #[test]
@@ -198,7 +197,7 @@ mod tests {
         assert!(
             kept.share(
                 &[(SessionId::numbered(1), 9)],
-                (other, &Rounding::NONE, AttentionKind::Dense),
+                (other, &Rounding::NONE, SessionKind::DEFAULT),
                 9,
                 now
             )
@@ -206,7 +205,7 @@ mod tests {
         );
         let q8 = Rounding { rule: shard::round::Rule::Q8, boundaries: vec![2] };
         assert!(
-            kept.share(&[(SessionId::numbered(1), 9)], (layers(), &q8, AttentionKind::Dense), 9, now)
+            kept.share(&[(SessionId::numbered(1), 9)], (layers(), &q8, SessionKind::DEFAULT), 9, now)
                 .is_none()
         );
         kept.forget(SessionId::numbered(1));

@@ -7,7 +7,7 @@ use std::{
 };
 
 use blake3::Hasher;
-use scheduler::{LayerRange, LayerSet, ModelId, layer_cost::LayerCosts};
+use scheduler::{CacheType, LayerRange, LayerSet, ModelId, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
     executor::{self, Device, DeviceName, Ends, Executor, Options},
@@ -17,7 +17,10 @@ use shard::{
     tokenizer::{Encode, Tokenizer, chat::Template},
 };
 
-use super::ipc::{self, Load, TextKind};
+use super::{
+    SHARES,
+    ipc::{self, Load, TextKind},
+};
 use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
@@ -57,6 +60,7 @@ impl Loaded {
         let (gguf, id) = open(load, file)?;
         let gguf = Arc::new(gguf);
         let blueprint = Blueprint::from_gguf(&gguf)?;
+        model::writes(&blueprint, blueprint.architecture)?;
         let num_layers = blueprint.layers.len() as u32;
         let layers: Vec<LayerRange> =
             load.layers.iter().map(|&pair| ipc::range(pair)).collect::<Result<_, _>>()?;
@@ -115,7 +119,8 @@ impl Loaded {
     pub(super) fn position_bytes(&self) -> u64 {
         let layers = |stage: &dyn Executor| (stage.range().start()..stage.range().end()).collect::<Vec<_>>();
         let bytes = |stage: &dyn Executor, layer: u32| {
-            LayerRange::new(layer, layer + 1).map_or(0, |layer| stage.state_bytes(layer, SHARE))
+            LayerRange::new(layer, layer + 1)
+                .map_or(0, |layer| stage.state_bytes(layer, SHARE, CacheType::F16))
         };
         let all = self.stages.iter().flat_map(|stage| {
             layers(&**stage).into_iter().map(move |layer| bytes(&**stage, layer).div_ceil(SHARE))
@@ -123,9 +128,26 @@ impl Loaded {
         all.max().unwrap_or(0) as u64
     }
 
-    /// State bytes of `positions` in `layers`, which `stage` holds.
-    pub(super) fn state_bytes(&self, stage: usize, layers: LayerRange, positions: u32) -> u64 {
-        self.stages[stage].state_bytes(layers, positions as usize) as u64
+    /// What keys and values of the form `cache` take of the bytes of f16, at most, in parts of [`SHARES`].
+    pub(super) fn share(&self, cache: CacheType) -> u32 {
+        let blueprint = self.blueprint();
+        let shares = (0..blueprint.layers.len()).filter_map(|layer| {
+            let kind = blueprint.state_kind(layer);
+            let (whole, small) = (kind.position_bytes() as u64, kind.stored(cache).position_bytes() as u64);
+            (whole > 0).then(|| (small * u64::from(SHARES)).div_ceil(whole))
+        });
+        shares.max().map_or(SHARES, |share| u32::try_from(share).unwrap_or(u32::MAX))
+    }
+
+    /// State bytes of `positions` in `layers`, which `stage` holds, with keys and values in the form `cache`.
+    pub(super) fn state_bytes(
+        &self,
+        stage: usize,
+        layers: LayerRange,
+        positions: u32,
+        cache: CacheType,
+    ) -> u64 {
+        self.stages[stage].state_bytes(layers, positions as usize, cache) as u64
     }
 
     /// The tokenizer, or why there is none.

@@ -49,7 +49,9 @@ use p2p::{
     codec::{self, Wire},
     wire::announce::Class,
 };
-use scheduler::{AttentionKind, LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
+use scheduler::{
+    AttentionKind, CacheType, LayerRange, ModelId, SessionId, SessionKind, layer_cost::LayerCosts,
+};
 use shard::{
     executor::DeviceName,
     round::{Rounding, Rule},
@@ -191,6 +193,8 @@ pub struct Ready {
     pub attends_window: bool,
     /// Whether rows may see few positions and means of the others.
     pub attends_sparse: bool,
+    /// Bytes of keys and values as q8, and as q4, in 65,536ths of those as f16, at most; `None` where they are kept as f16 alone.
+    pub small_shares: Option<[u32; 2]>,
     /// Whether the system lets the worker give up network, writing and starting programs.
     pub sandboxed: bool,
     /// Whether the kernel has Landlock, too.
@@ -221,6 +225,7 @@ impl Ready {
             goes_back: true,
             attends_window: false,
             attends_sparse: false,
+            small_shares: None,
             sandboxed: false,
             landlocked: false,
         }
@@ -231,17 +236,25 @@ impl Ready {
         self.costs.as_ref().map_or(f64::from(range.len()), |costs| costs.weight(range, 0))
     }
 
-    /// Bytes of state that `positions` positions take in the layers of `range`.
-    pub fn state_bytes(&self, range: LayerRange, positions: u64) -> u64 {
-        self.costs.as_ref().map_or(0, |costs| costs.state_bytes(range, positions))
+    /// Bytes of state that `positions` positions take in the layers of `range`, with keys and values in the form `cache`.
+    pub fn state_bytes(&self, range: LayerRange, positions: u64, cache: CacheType) -> u64 {
+        self.costs.as_ref().map_or(0, |costs| shrunk(costs, range, positions, self.small_shares, cache))
     }
 
-    /// Whether sessions of this kind of attention are computed here.
-    pub fn attends(&self, attention: AttentionKind) -> bool {
-        match attention {
+    /// The field of a request whose choice is not computed here, if sessions of this kind are not.
+    pub fn lacks(&self, kind: SessionKind) -> Option<&'static str> {
+        let attends = match kind.attention {
             AttentionKind::Dense => true,
             AttentionKind::Window(_) => self.attends_window,
             AttentionKind::Sparse(_) => self.attends_sparse,
+        };
+        let sparse = matches!(kind.attention, AttentionKind::Sparse(_));
+        match kind.cache {
+            _ if !attends => Some("attention"),
+            CacheType::F16 => None,
+            CacheType::Q8 | CacheType::Q4 => {
+                (sparse || self.small_shares.is_none()).then_some("kv_cache_type")
+            }
         }
     }
 
@@ -260,6 +273,28 @@ impl Ready {
         let holds = |layer| self.layers.iter().any(|range| range.contains(layer));
         self.num_layers > 0 && holds(0) && holds(self.num_layers - 1)
     }
+}
+
+/// What [`Ready::small_shares`] count in.
+pub(crate) const SHARES: u32 = 1 << 16;
+
+/// Bytes of state that `positions` take in `range` when keys and values have the form `cache`; what a session costs anyway does not
+/// shrink.
+fn shrunk(
+    costs: &LayerCosts,
+    range: LayerRange,
+    positions: u64,
+    shares: Option<[u32; 2]>,
+    cache: CacheType,
+) -> u64 {
+    let (whole, constant) = (costs.state_bytes(range, positions), costs.state_bytes(range, 0));
+    let share = match (cache, shares) {
+        (CacheType::F16, _) | (_, None) => return whole,
+        (CacheType::Q8, Some(shares)) => shares[0],
+        (CacheType::Q4, Some(shares)) => shares[1],
+    };
+    let scaled = u128::from(whole.saturating_sub(constant)) * u128::from(share);
+    constant.saturating_add(u64::try_from(scaled.div_ceil(u128::from(SHARES))).unwrap_or(u64::MAX))
 }
 
 /// Text to turn into token ids.
@@ -298,8 +333,8 @@ pub struct OpenSession {
     pub at: u32,
     /// Where the session rounds, and so the form in which activations leave; boundaries outside `layers` do not matter.
     pub rounding: codec::Rounding,
-    /// Which earlier positions the rows of the session see.
-    pub attention: AttentionKind,
+    /// Which earlier positions the rows of the session see, and how keys and values are kept.
+    pub kind: SessionKind,
     /// Ended sessions whose caches were kept here and that begin like this one, and how many positions they have in common.
     pub kept: Vec<(SessionId, u32)>,
     /// For a range that ends with the last layer: choose tokens here.

@@ -8,7 +8,7 @@
 //! The process ends when the daemon does, in whatever way: on Linux the kernel kills it, and everywhere the reader sees
 //! the end of the stream and exits at once, even in the middle of a pass.
 
-use scheduler::{AttentionKind, attention::Sparse};
+use scheduler::{AttentionKind, CacheType, SessionKind, attention::Sparse};
 use std::{
     collections::VecDeque,
     fs::File,
@@ -91,7 +91,7 @@ pub fn run() -> Result<()> {
 fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready> {
     let times = if load.measure { probe::measure(loaded)? } else { Times::default() };
     let blueprint = loaded.blueprint();
-    let attends = |kind| loaded.stages.iter().all(|stage| stage.attends(kind).is_ok());
+    let attends = |kind: SessionKind| loaded.stages.iter().all(|stage| stage.attends(kind).is_ok());
     Ok(Ready {
         model: *loaded.model.as_bytes(),
         name: loaded.name.clone(),
@@ -111,8 +111,10 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: probe::is_exact(loaded, load.exact)?,
         goes_back: blueprint.goes_back(),
-        attends_window: attends(AttentionKind::Window(1)),
-        attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT)),
+        attends_window: attends(AttentionKind::Window(1).into()),
+        attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT).into()),
+        small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
+            .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
         sandboxed: confinement.filtered,
         landlocked: confinement.landlocked,
     })

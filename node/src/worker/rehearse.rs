@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use p2p::codec::{self, Rounding, Wire};
-use scheduler::{AttentionKind, LayerRange, SessionId};
+use scheduler::{LayerRange, SessionId, SessionKind};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -125,7 +125,7 @@ impl Rehearsal<'_> {
             positions: 1,
             at: 0,
             rounding: Rounding::NONE,
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             kept: Vec::new(),
             conduct,
         };

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{self, Wire, encoded_len};
-use scheduler::{AttentionKind, LayerRange, SessionId};
+use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::{round::Rounding, state::SessionState};
 
 use super::{
@@ -97,7 +97,8 @@ impl<'m> Sessions<'m> {
         if self.held.len() - replaced.len() >= MAX_SESSIONS {
             return Err(refused(format!("{MAX_SESSIONS} sessions are open: close one")));
         }
-        let needed_bytes = self.model.state_bytes(stage, layers, open.positions);
+        let kind: SessionKind = open.kind.parse().map_err(refused)?;
+        let needed_bytes = self.model.state_bytes(stage, layers, open.positions, kind.cache);
         let freed: u64 = replaced.iter().map(|key| self.held[key].reserved_bytes).sum();
         let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes() - freed);
         if needed_bytes > free_bytes {
@@ -111,16 +112,15 @@ impl<'m> Sessions<'m> {
                 Some(SampleLoop::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
             }
         };
-        let attention: AttentionKind = open.attention.parse().map_err(refused)?;
-        let fresh = self.model.stages[stage].new_state_with(layers, attention).map_err(refused)?;
+        let fresh = self.model.stages[stage].new_state_with(layers, kind).map_err(refused)?;
         let mut old: Vec<Held> = replaced.iter().filter_map(|key| self.held.remove(key)).collect();
-        let fits = |held: &Held| held.layers == layers && held.state.attention() == attention;
+        let fits = |held: &Held| held.layers == layers && held.state.kind() == kind;
         let same = old.iter().position(fits);
         let named: Vec<_> = open.kept.iter().map(|(name, upto)| (ipc::session(*name), *upto)).collect();
         let at = open.at.min(open.positions) as usize;
         let mut state = match same {
             Some(at) => old.swap_remove(at).state,
-            None => self.kept.share(&named, (layers, &rounding, attention), at, now).unwrap_or(fresh),
+            None => self.kept.share(&named, (layers, &rounding, kind), at, now).unwrap_or(fresh),
         };
         let have = state.rewind(at) as u32;
         if let Some(mut conductor) = conductor {

@@ -40,6 +40,8 @@ pub(super) struct Shared {
     pub(super) keeps: OnceLock<Keeps>,
     /// What each layer costs; `None` for a worker that never was.
     pub(super) costs: Option<LayerCosts>,
+    /// As [`super::Ready::small_shares`].
+    pub(super) small_shares: Option<[u32; 2]>,
     pub(super) alive: AtomicBool,
     /// Whether we wanted the child to end.
     pub(super) dismissed: AtomicBool,

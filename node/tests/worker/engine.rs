@@ -49,7 +49,7 @@ fn request(format: Format, max_tokens: usize) -> GenerateRequest {
         mode: None,
         guard: Default::default(),
         wire: Default::default(),
-        attention: None,
+        session: Default::default(),
         show_special: false,
         echo: false,
     }

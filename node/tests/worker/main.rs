@@ -24,7 +24,7 @@ use p2p::{
     codec::{Rounding, Wire},
     wire::announce::Class,
 };
-use scheduler::{AttentionKind, LayerRange, SessionId};
+use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::sample::SamplingParams;
 use tokio::sync::mpsc::Receiver;
 
@@ -84,7 +84,7 @@ fn open(session: SessionId, layers: LayerRange, conduct: Option<Conduct>) -> Ope
         positions: CONTEXT as u32,
         at: 0,
         rounding: Rounding::NONE,
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         kept: Vec::new(),
         conduct,
     }

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use scheduler::capability::{MAX_LAYERS, MAX_RANGES};
-use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
+use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 
 use super::Malformed;
 use super::announce::MAX_ANNOUNCEMENT;
@@ -61,8 +61,8 @@ pub struct Lease {
     pub at: u32,
     /// Where the session rounds and how, and so the form of outputs.
     pub rounding: Rounding,
-    /// Which earlier positions its rows see.
-    pub attention: AttentionKind,
+    /// Which earlier positions its rows see, and how keys and values are kept.
+    pub kind: SessionKind,
     /// Where outputs go; `None`: to the requester.
     pub next: Option<Contact>,
     /// Whose frames count besides the requester's: the node of the segment before; `None`: no other node's.
@@ -253,7 +253,7 @@ impl Lease {
         to.bytes(self.session.as_bytes()).u32(self.epoch).bytes(self.model.as_bytes());
         write_range(self.layers, to);
         to.u32(self.positions).u32(self.at);
-        write_arithmetic(&self.rounding, self.attention, to);
+        write_arithmetic(&self.rounding, self.kind, to);
         to.bool(self.next.is_some());
         if let Some(next) = &self.next {
             next.write(to);
@@ -270,7 +270,7 @@ impl Lease {
         let model = ModelId::new(from.array()?);
         let layers = read_range(from, MAX_LAYERS)?;
         let (positions, at) = (from.u32()?, from.u32()?);
-        let (rounding, attention) = read_arithmetic(from)?;
+        let (rounding, kind) = read_arithmetic(from)?;
         let lease = Self {
             session,
             epoch,
@@ -279,7 +279,7 @@ impl Lease {
             positions,
             at,
             rounding,
-            attention,
+            kind,
             next: if from.bool()? { Some(Contact::read(from)?) } else { None },
             previous: if from.bool()? { Some(NodeId::new(from.array()?)) } else { None },
             log: from.bool()?,

@@ -1,6 +1,8 @@
 //! Fields that several layouts share: addresses, layer ranges, and their bounds.
 
-use scheduler::{AttentionKind, LayerRange, attention::Sparse, capability::MAX_LAYERS};
+use scheduler::{
+    AttentionKind, CacheType, LayerRange, SessionKind, attention::Sparse, capability::MAX_LAYERS,
+};
 
 use super::{
     Malformed,
@@ -43,13 +45,27 @@ pub(super) fn read_range(from: &mut Reader<'_>, layers: u32) -> Result<LayerRang
 /// Set in the byte of the form when a kind of attention follows. Dense sessions have the bytes that they had before there was
 /// a choice, so nodes that know no other kind go on serving them, and refuse others as malformed.
 const ATTENDS: u8 = 0x80;
+/// Set in the same byte when the form of the cache follows, for the same reason: of sessions that keep f16 nothing is said.
+const STORES: u8 = 0x40;
 
-/// What the session rounds and sees.
-pub(super) fn write_arithmetic(rounding: &Rounding, attention: AttentionKind, to: &mut Writer) {
-    to.u8(rounding.wire() as u8 | if attention.is_dense() { 0 } else { ATTENDS });
+/// What the session rounds, sees and keeps.
+pub(super) fn write_arithmetic(rounding: &Rounding, kind: SessionKind, to: &mut Writer) {
+    let SessionKind { attention, cache } = kind;
+    let attends = if attention.is_dense() { 0 } else { ATTENDS };
+    let stores = if cache == CacheType::F16 { 0 } else { STORES };
+    to.u8(rounding.wire() as u8 | attends | stores);
     to.list(rounding.boundaries(), |to, &layer| {
         to.u32(layer);
     });
+    match cache {
+        CacheType::F16 => {}
+        CacheType::Q8 => {
+            to.u8(1);
+        }
+        CacheType::Q4 => {
+            to.u8(2);
+        }
+    }
     match attention {
         AttentionKind::Dense => {}
         AttentionKind::Window(window) => {
@@ -62,18 +78,28 @@ pub(super) fn write_arithmetic(rounding: &Rounding, attention: AttentionKind, to
 }
 
 /// What [`write_arithmetic`] wrote: boundaries of some model in ascending order, a form if and only if there are any, and a kind
-/// of attention that exists.
-pub(super) fn read_arithmetic(from: &mut Reader<'_>) -> Result<(Rounding, AttentionKind), Malformed> {
+/// of session that exists.
+pub(super) fn read_arithmetic(from: &mut Reader<'_>) -> Result<(Rounding, SessionKind), Malformed> {
     let first = from.u8()?;
-    let wire = Wire::from_u8(first & !ATTENDS).ok_or(Malformed("rounding: wire"))?;
+    let wire = Wire::from_u8(first & !(ATTENDS | STORES)).ok_or(Malformed("rounding: wire"))?;
     let boundaries: Vec<u32> = from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?;
     let ascending = boundaries.is_sorted_by(|a, b| a < b);
     let inside = boundaries.last().is_none_or(|&layer| layer <= MAX_LAYERS);
     if !ascending || !inside || boundaries.is_empty() != (wire == Wire::Raw) {
         return Err(Malformed("rounding: boundaries"));
     }
+    let cache = if first & STORES == 0 { CacheType::F16 } else { read_cache(from)? };
     let attention = if first & ATTENDS == 0 { AttentionKind::Dense } else { read_attention(from)? };
-    Ok((Rounding::new(wire, boundaries), attention))
+    Ok((Rounding::new(wire, boundaries), SessionKind { attention, cache }))
+}
+
+/// A form other than f16.
+fn read_cache(from: &mut Reader<'_>) -> Result<CacheType, Malformed> {
+    match from.u8()? {
+        1 => Ok(CacheType::Q8),
+        2 => Ok(CacheType::Q4),
+        _ => Err(Malformed("cache: form")),
+    }
 }
 
 /// A kind other than dense, whose numbers are within their bounds.

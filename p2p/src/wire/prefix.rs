@@ -88,7 +88,7 @@ pub fn names<'a>(terms: &Terms, rows: impl IntoIterator<Item = &'a Row>) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
+    use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId, SessionKind};
 
     use super::{EVERY, Row, Terms, names};
     use crate::codec::{Rounding, Wire};
@@ -103,7 +103,7 @@ mod tests {
             hidden: 64,
             class: Class::D1,
             rounding: Rounding::NONE,
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             inner: false,
         }
     }
@@ -132,12 +132,14 @@ mod tests {
             Terms { class: Class::Approx, ..terms() },
             Terms { rounding: Rounding::new(Wire::Q8, vec![3]), ..terms() },
             Terms { rounding: Rounding::new(Wire::C8, vec![3]), ..terms() },
-            Terms { attention: AttentionKind::Window(64), ..terms() },
-            Terms { attention: "sparse".parse().unwrap(), ..terms() },
+            Terms { kind: AttentionKind::Window(64).into(), ..terms() },
+            Terms { kind: "sparse".parse().unwrap(), ..terms() },
+            Terms { kind: "dense/q8".parse().unwrap(), ..terms() },
+            Terms { kind: "dense/q4".parse().unwrap(), ..terms() },
         ];
         let mut all: Vec<_> = others.map(of).into_iter().chain([all[0].name]).collect();
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), 10);
+        assert_eq!(all.len(), 12);
     }
 }

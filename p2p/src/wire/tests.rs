@@ -10,7 +10,7 @@ use data_encoding::HEXLOWER;
 use proptest::prelude::*;
 use scheduler::coordinate::Coordinate;
 use scheduler::layer_cost::{LayerCost, LayerCosts};
-use scheduler::{AttentionKind, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId};
+use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId, SessionKind};
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
 use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
@@ -76,7 +76,7 @@ fn lease() -> Lease {
         positions: 4_096,
         at: 17,
         rounding: Rounding::new(Wire::Q8, vec![4, 8, 12]),
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         next: Some(contact()),
         previous: Some(NodeId::numbered(8)),
         log: true,
@@ -525,7 +525,8 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
     let next = prop::option::of((any::<[u8; 32]>(), prop::collection::vec("[!-~]{1,256}", 0..=8)));
     let previous = prop::option::of(any::<[u8; 32]>());
     let flags = (any::<bool>(), 0..3_usize, 0..Wire::ALL.len(), 1..=control::MAX_LEASE_TTL_MS);
-    let kinds = ["dense", "window:7", "sparse", "sparse:window=16,sinks=9,stride=off,block=0"];
+    let sparse = "sparse:window=16,sinks=9,stride=off,block=0";
+    let kinds = ["dense", "window:7", "sparse", sparse, "dense/q8", "window:9/q4"];
     (ids, sizes, rounding, (next, previous), flags).prop_map(
         move |((session, model, epoch), sizes, rounding, (next, previous), flags)| Lease {
             session: SessionId::new(session),
@@ -535,7 +536,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             positions: sizes.2,
             at: (f64::from(sizes.2) * sizes.3) as u32,
             rounding: Rounding::new(Wire::ALL[flags.2], rounding.into_iter().collect()),
-            attention: kinds[(flags.3 % 4) as usize].parse().unwrap(),
+            kind: kinds[(flags.3 % 6) as usize].parse().unwrap(),
             next: next.map(|(node, addresses)| Contact { node: NodeId::new(node), addresses }),
             previous: previous.map(NodeId::new),
             log: flags.0,

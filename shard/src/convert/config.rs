@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::folder::Folder;
-use crate::{Error, Result, gguf::Writer, kernels::math, quant::Format};
+use crate::{Error, Result, gguf::Writer, kernels::math};
 
 /// `model_type` in config.json, architecture in GGUF.
 const FAMILIES: &[(&str, &str)] = &[
@@ -25,6 +25,9 @@ const FAMILIES: &[(&str, &str)] = &[
     ("deepseek_v2", "deepseek2"),
     ("deepseek_v3", "deepseek2"),
     ("kimi_k2", "deepseek2"),
+    ("bert", "bert"),
+    ("nomic_bert", "nomic-bert"),
+    ("modernbert", "modern-bert"),
 ];
 
 /// What changes the length of cosines and sines under YaRN.
@@ -38,6 +41,11 @@ pub(super) fn has_delta_nets(arch: &str) -> bool {
 /// Whether an architecture has latent attention.
 pub(super) fn has_latents(arch: &str) -> bool {
     arch == "deepseek2"
+}
+
+/// Whether an architecture is a family of encoders, whose metadata `encoder` writes.
+pub(super) fn is_encoder(arch: &str) -> bool {
+    ["bert", "nomic-bert", "modern-bert"].contains(&arch)
 }
 
 /// Largest head accepted: tables are made of its length. Those in use are up to 512.
@@ -149,14 +157,17 @@ impl Config {
     }
 
     /// Adds the model's metadata. Errors: a size that is none, or a choice that GGUF cannot express.
-    pub fn write(&self, writer: &mut Writer, name: &str, format: &Format) -> Result<()> {
+    pub fn write(&self, writer: &mut Writer, name: &str, file_type: u32) -> Result<()> {
         let arch = self.arch;
         let key = |name: &str| format!("{arch}.{name}");
         writer.add_str("general.architecture", arch);
         writer.add_str("general.type", "model");
         writer.add_str("general.name", name);
-        writer.add_u32("general.file_type", file_type(format));
+        writer.add_u32("general.file_type", file_type);
         writer.add_u32("general.quantization_version", 2);
+        if is_encoder(arch) {
+            return Ok(());
+        }
         let copies = [
             ("max_position_embeddings", "context_length"),
             ("hidden_size", "embedding_length"),
@@ -289,6 +300,11 @@ impl Config {
         self.rope()[key].as_f64()
     }
 
+    /// The base of the frequencies of layers with a window, if there is one.
+    pub fn local_rope_theta(&self) -> Option<f64> {
+        self.json["rope_parameters"]["sliding_attention"]["rope_theta"].as_f64()
+    }
+
     /// A list of texts, if there is one.
     pub fn strings(&self, key: &str) -> Option<Vec<String>> {
         let list = self.json[key].as_array()?;
@@ -298,7 +314,11 @@ impl Config {
     /// Refuses another nonlinearity than the family's.
     fn check_activation(&self) -> Result<()> {
         let gelu = self.arch.starts_with("gemma") || self.arch == "starcoder2";
-        let known: &[&str] = if gelu { &["gelu_pytorch_tanh"] } else { &["silu", "swish"] };
+        let known: &[&str] = match self.arch {
+            "bert" | "modern-bert" => &["gelu"],
+            _ if gelu => &["gelu_pytorch_tanh"],
+            _ => &["silu", "swish"],
+        };
         let Some(value) = self.first(&["hidden_activation", "hidden_act"]) else { return Ok(()) };
         if value.as_str().is_some_and(|name| known.contains(&name)) {
             return Ok(());
@@ -472,30 +492,6 @@ fn numbers(value: &Value, name: &str) -> Result<Vec<f32>> {
     list.ok_or_else(|| Error::malformed(format!("config.json: {name}"), "it is not a list of numbers"))
 }
 
-/// The number other tools show for a file's main format.
-fn file_type(format: &Format) -> u32 {
-    match format.name {
-        "f32" => 0,
-        "f16" => 1,
-        "q4_0" => 2,
-        "q4_1" => 3,
-        "q8_0" => 7,
-        "q5_0" => 8,
-        "q5_1" => 9,
-        "q2_k" => 10,
-        "q3_k" => 12,
-        "q4_k" => 15,
-        "q5_k" => 17,
-        "q6_k" => 18,
-        "iq4_nl" => 25,
-        "bf16" => 32,
-        "tq1_0" => 36,
-        "tq2_0" => 37,
-        "mxfp4" => 38,
-        _ => 1024,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -529,7 +525,7 @@ mod tests {
             "num_hidden_layers": 2, "sliding_window": 64});
         json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let mut writer = Writer::new();
-        Config::new(json)?.write(&mut writer, "converted", &crate::quant::F32)?;
+        Config::new(json)?.write(&mut writer, "converted", 0)?;
         writer.add_tensor_info("a", &[1], &crate::quant::F32);
         let mut tensors = writer.start(Vec::new())?;
         tensors.tensor(&[0; 4])?;

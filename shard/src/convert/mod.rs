@@ -11,6 +11,7 @@
 
 mod checkpoint;
 mod config;
+mod encoder;
 mod folder;
 mod hybrid;
 mod latent;
@@ -35,7 +36,7 @@ use crate::{
     quant::{self, Format},
 };
 use checkpoint::Checkpoint;
-use config::{Config, has_delta_nets, has_latents};
+use config::{Config, has_delta_nets, has_latents, is_encoder};
 pub use folder::{Folder, MAX_PARTS};
 use names::Planned;
 
@@ -107,12 +108,19 @@ fn write(
 ) -> Result<Converted> {
     let config = Config::read(source)?;
     let checkpoint = Checkpoint::open(source)?;
-    let plan = names::plan(&config, &checkpoint)?;
+    let encodes = is_encoder(config.arch());
+    let plan = match encodes {
+        true => encoder::plan(&config, &checkpoint)?,
+        false => names::plan(&config, &checkpoint)?,
+    };
     let formats: Vec<&'static Format> =
-        plan.iter().map(|p| choose(p, options.format, config.tied())).collect::<Result<_>>()?;
+        plan.iter().map(|p| choose(p, options.format, config.tied() && !encodes)).collect::<Result<_>>()?;
 
     let mut writer = Writer::new();
-    config.write(&mut writer, name.unwrap_or("converted"), options.format)?;
+    config.write(&mut writer, name.unwrap_or("converted"), file_type(options.format))?;
+    if encodes {
+        encoder::write(&config, &mut writer)?;
+    }
     if has_delta_nets(config.arch()) {
         hybrid::Heads::read(&config)?.write(&config, &mut writer)?;
     }
@@ -203,10 +211,11 @@ impl Drop for Unchecked {
     }
 }
 
-/// The format a tensor is stored in: vectors and routers f32; the head (and a tied embedding) at least q6_k, since
+/// The format a tensor is stored in: vectors, routers and what encoders have outside layers f32; the head (and a tied embedding) at least q6_k, since
 /// every token's logits pass through it; rows that are not whole blocks in the nearest format of 32-blocks.
 fn choose(planned: &Planned, wanted: &'static Format, tied: bool) -> Result<&'static Format> {
-    if planned.vector || ["ffn_gate_inp", "ssm_conv1d"].iter().any(|part| planned.name.contains(part)) {
+    const FLOAT: [&str; 5] = ["ffn_gate_inp", "ssm_conv1d", "position_embd", "token_types", "cls."];
+    if planned.vector || FLOAT.iter().any(|part| planned.name.contains(part)) {
         return named("f32");
     }
     let head = planned.name == "output.weight" || (tied && planned.name == "token_embd.weight");
@@ -231,6 +240,30 @@ fn fallback(format: &Format) -> Result<&'static Format> {
 
 fn named(name: &str) -> Result<&'static Format> {
     quant::by_name(name).ok_or_else(|| Error::unsupported(format!("weight format {name}")))
+}
+
+/// The number other tools show for a file's main format.
+fn file_type(format: &Format) -> u32 {
+    match format.name {
+        "f32" => 0,
+        "f16" => 1,
+        "q4_0" => 2,
+        "q4_1" => 3,
+        "q8_0" => 7,
+        "q5_0" => 8,
+        "q5_1" => 9,
+        "q2_k" => 10,
+        "q3_k" => 12,
+        "q4_k" => 15,
+        "q5_k" => 17,
+        "q6_k" => 18,
+        "iq4_nl" => 25,
+        "bf16" => 32,
+        "tq1_0" => 36,
+        "tq2_0" => 37,
+        "mxfp4" => 38,
+        _ => 1024,
+    }
 }
 
 fn bytes_of(format: &Format, weights: usize) -> usize {

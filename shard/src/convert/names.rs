@@ -106,7 +106,7 @@ impl Piece {
 }
 
 impl Planned {
-    fn matrix(name: String, tensor: &str, stored: &Stored) -> Self {
+    pub fn matrix(name: String, tensor: &str, stored: &Stored) -> Self {
         let vector = stored.shape.len() < 2;
         let pieces = vec![Piece::Rows { tensor: tensor.into(), rows: 0..stored.rows() }];
         Self {

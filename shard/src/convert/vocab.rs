@@ -1,8 +1,8 @@
 //! The tokenizer files of a checkpoint as GGUF vocabulary metadata.
 //!
 //! `tokenizer.json` (Hugging Face tokenizers) is the source; `tokenizer.model` (a SentencePiece protobuf) adds the
-//! scores where it is present. Two kinds are understood: byte-level BPE (`gpt2` in GGUF) and SentencePiece BPE with byte
-//! fallback (`llama`). Ids that no token has become `[PADn]`, type unused, as other tools write them.
+//! scores where it is present. Three kinds are understood: byte-level BPE (`gpt2` in GGUF), SentencePiece BPE with byte
+//! fallback (`llama`) and WordPiece (`bert`). Ids that no token has become `[PADn]`, type unused, as other tools write them.
 
 use std::collections::HashMap;
 
@@ -36,6 +36,9 @@ pub(super) fn write(writer: &mut Writer, folder: &Folder, config: &Config) -> Re
     })?;
     let settings = folder.json("tokenizer_config.json")?.unwrap_or(Value::Null);
     let model = &json["model"];
+    if model["type"].as_str() == Some("WordPiece") {
+        return write_word_piece(writer, &json, &settings, config);
+    }
     if model["type"].as_str().is_some_and(|kind| kind != "BPE") {
         return Err(Error::unsupported(format!("tokenizer.json of type {}", model["type"])));
     }
@@ -55,6 +58,46 @@ pub(super) fn write(writer: &mut Writer, folder: &Folder, config: &Config) -> Re
     write_roles(writer, &json, &settings, config, &vocab, sentence_piece);
     if let Some(template) = chat_template(folder, &settings)? {
         writer.add_str("tokenizer.chat_template", &template);
+    }
+    Ok(())
+}
+
+/// WordPiece: a GGUF marks tokens that begin a word instead of those that go on.
+fn write_word_piece(writer: &mut Writer, json: &Value, settings: &Value, config: &Config) -> Result<()> {
+    let (model, normalizer) = (&json["model"], &json["normalizer"]);
+    let prefix = model["continuing_subword_prefix"].as_str().unwrap_or("##");
+    let usual = normalizer["clean_text"] != false && normalizer["handle_chinese_chars"] != false;
+    if normalizer["type"] != "BertNormalizer" || json["pre_tokenizer"]["type"] != "BertPreTokenizer" || !usual
+    {
+        let why = format!("normalizer {normalizer} in front of WordPiece in tokenizer.json");
+        return Err(Error::unsupported(why));
+    }
+    let mut vocab = tokens(json, config.vocab()?)?;
+    for (token, kind) in vocab.tokens.iter_mut().zip(&mut vocab.types) {
+        if token.starts_with('[') && token.ends_with(']') {
+            *kind = if token.starts_with("[unused") { UNUSED } else { *kind };
+        } else if *kind == NORMAL {
+            *token = match token.strip_prefix(prefix) {
+                Some(rest) => rest.to_owned(),
+                None => format!("\u{2581}{token}"),
+            };
+        }
+    }
+    writer.add_str("tokenizer.ggml.model", "bert");
+    writer.add_strs("tokenizer.ggml.tokens", &vocab.tokens);
+    writer.add_i32s("tokenizer.ggml.token_type", &vocab.types);
+    for (role, name, usual) in [
+        ("cls", "cls", "[CLS]"),
+        ("sep", "seperator", "[SEP]"),
+        ("unk", "unknown", "[UNK]"),
+        ("pad", "padding", "[PAD]"),
+        ("mask", "mask", "[MASK]"),
+    ] {
+        let value = &settings[format!("{role}_token")];
+        let text = value.as_str().or(value["content"].as_str()).unwrap_or(usual);
+        if let Some(id) = vocab.tokens.iter().position(|token| token == text) {
+            writer.add_u32(&format!("tokenizer.ggml.{name}_token_id"), id as u32);
+        }
     }
     Ok(())
 }

@@ -79,12 +79,18 @@ pub(super) fn admit<E: Executor + ?Sized>(
     items: &mut [Item<'_>],
     spans: &mut Vec<Span>,
 ) -> Result<usize> {
-    let Pass { layers, rounding, states } = pass;
+    let Pass { layers, rounding, states, .. } = pass;
     check_held(executor.range(), layers)?;
     executor.blueprint().check_cut(layers)?;
     let gives = Gave::by(executor, pass);
     if states && gives != Gave::States {
         return Err(Error::invalid("hidden states of a shard without the head"));
+    }
+    if executor.blueprint().encodes() && gives == Gave::Logits {
+        return Err(Error::invalid(format!(
+            "logits of {}, which is an encoder: it makes vectors of texts and no text; ask for embeddings",
+            executor.blueprint().architecture
+        )));
     }
     let hidden = executor.blueprint().hidden;
     let group = rounding.rule.group();
@@ -110,6 +116,11 @@ pub(super) fn admit<E: Executor + ?Sized>(
             Output::All => n,
         };
         let start = item.state.len();
+        if executor.blueprint().encodes() && start > 0 {
+            return Err(Error::invalid(
+                "rows behind those of an earlier pass: an encoder reads a text in one pass",
+            ));
+        }
         spans.push(Span { first: rows, rows: n, wanted: want, first_wanted: wanted, start });
         rows += n;
         wanted += want;

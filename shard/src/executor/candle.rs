@@ -13,7 +13,7 @@ use candle_core::{
     D, DType, Device, IndexOp, Module, Tensor,
     quantized::{GgmlDType, QMatMul, QStorage, QTensor},
 };
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{CacheType, LayerRange, SessionKind};
 
 use super::{
     Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
@@ -225,7 +225,7 @@ impl CandleShard {
         match (input, &self.embedding) {
             (Input::Tokens(ids), Some(table)) => {
                 let ids = Tensor::new(ids, &self.device)?;
-                Ok((table.index_select(&ids, 0)? * f64::from(self.blueprint.embedding_scale))?)
+                Ok((table.index_select(&ids, 0)? * f64::from(self.blueprint.embedding.scale))?)
             }
             (Input::Activations(x), _) => {
                 Ok(Tensor::from_slice(x, (x.len() / hidden, hidden), &self.device)?)
@@ -491,12 +491,12 @@ impl Executor for CandleShard {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, _layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, _layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
         let shape = self.blueprint.kv;
         Box::new(Cached { now: None, next: None, shape, device: self.device.clone() })
     }
 
-    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+    fn state_bytes(&self, layers: LayerRange, positions: usize, _cache: CacheType) -> usize {
         // A pass holds the old and the new tensors of a layer for a moment.
         layers.len() as usize * positions * 2 * size_of::<f32>() * self.blueprint.kv_width()
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{LayerRange, SessionKind};
 
 use super::{Capacity, Device, Ends, Executor, Input, Item, Options, Output, Workspace, load};
 use crate::{Error, Result, gguf::Gguf, round::Rounding, state::SessionState};
@@ -57,13 +57,13 @@ impl Chain {
         self.rounding = rounding;
     }
 
-    /// Begins an empty session of another kind of attention.
+    /// Begins an empty session of another kind.
     ///
     /// # Errors
     /// Those of [`Executor::new_state_with`].
-    pub fn attend(&mut self, attention: AttentionKind) -> Result<()> {
+    pub fn attend(&mut self, kind: SessionKind) -> Result<()> {
         for stage in &mut self.stages {
-            stage.state = stage.executor.new_state_with(stage.executor.range(), attention)?;
+            stage.state = stage.executor.new_state_with(stage.executor.range(), kind)?;
         }
         Ok(())
     }

@@ -1,17 +1,20 @@
 //! Which device computes, by name, and the one place that chooses an executor.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use scheduler::LayerRange;
 
 #[cfg(feature = "candle")]
 use super::candle::{CandleShard, Keep};
-#[cfg(feature = "gpu")]
-use super::gpu::{Gpu, GpuShard};
 use super::{
-    Ends, Executor, Options,
+    Class, Ends, Executor, Options,
     cpu::Shard,
     reference::{Arithmetic, Reference},
+};
+#[cfg(feature = "gpu")]
+use super::{
+    gpu::{Gpu, GpuShard},
+    split,
 };
 use crate::{Error, Result, gguf::Gguf, kernels::Cpu};
 
@@ -29,8 +32,52 @@ pub enum DeviceName {
     Cuda(usize),
     /// The GPU of an Apple machine, with candle.
     Metal,
-    /// A GPU of any vendor by its number, with kernels of our own.
-    Gpu(usize),
+    /// A GPU of any vendor, with kernels of our own.
+    Gpu(GpuName),
+}
+
+/// A GPU as a user names it: `gpu:0`, `gpu:0,cpu`, and with the memory that may be taken `gpu:0:8000000000,cpu`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuName {
+    /// Its number among those of this machine, real ones first.
+    pub number: usize,
+    /// Bytes of its memory that may be taken; `None` for what it has.
+    pub memory_bytes: Option<u64>,
+    /// Whether the processor computes the layers that its memory does not hold.
+    pub rest_on_cpu: bool,
+}
+
+impl GpuName {
+    /// The GPU of this number, all of its memory and no processor.
+    pub fn numbered(number: usize) -> Self {
+        Self { number, ..Self::default() }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let (gpu, rest_on_cpu) = match name.split_once(',') {
+            Some((gpu, "cpu")) => (gpu, true),
+            Some(_) => return None,
+            None => (name, false),
+        };
+        let Some(numbers) = gpu.strip_prefix("gpu:") else {
+            return (gpu == "gpu").then_some(Self { rest_on_cpu, ..Self::default() });
+        };
+        let (number, memory_bytes) = match numbers.split_once(':') {
+            Some((number, bytes)) => (number, Some(bytes.parse().ok()?)),
+            None => (numbers, None),
+        };
+        Some(Self { number: number.parse().ok()?, memory_bytes, rest_on_cpu })
+    }
+}
+
+impl fmt::Display for GpuName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gpu:{}", self.number)?;
+        if let Some(bytes) = self.memory_bytes {
+            write!(f, ":{bytes}")?;
+        }
+        f.write_str(if self.rest_on_cpu { ",cpu" } else { "" })
+    }
 }
 
 impl FromStr for DeviceName {
@@ -43,13 +90,11 @@ impl FromStr for DeviceName {
             "candle-cpu" => Ok(Self::CandleCpu),
             "cuda" => Ok(Self::Cuda(0)),
             "metal" => Ok(Self::Metal),
-            "gpu" => Ok(Self::Gpu(0)),
             _ => {
-                let number = |kind: &str| name.strip_prefix(kind)?.parse().ok();
-                let cuda = number("cuda:").map(Self::Cuda);
-                cuda.or_else(|| number("gpu:").map(Self::Gpu)).ok_or_else(|| {
+                let cuda = name.strip_prefix("cuda:").and_then(|number| number.parse().ok()).map(Self::Cuda);
+                cuda.or_else(|| GpuName::parse(name).map(Self::Gpu)).ok_or_else(|| {
                     Error::invalid(format!(
-                        "there is no device \"{name}\"; choose auto, cpu, candle-cpu, cuda:0, metal or gpu:0"
+                        "there is no device \"{name}\"; choose auto, cpu, candle-cpu, cuda:0, metal, gpu:0 or gpu:0,cpu"
                     ))
                 })
             }
@@ -65,7 +110,7 @@ impl fmt::Display for DeviceName {
             Self::CandleCpu => f.write_str("candle-cpu"),
             Self::Cuda(number) => write!(f, "cuda:{number}"),
             Self::Metal => f.write_str("metal"),
-            Self::Gpu(number) => write!(f, "gpu:{number}"),
+            Self::Gpu(name) => name.fmt(f),
         }
     }
 }
@@ -78,9 +123,9 @@ pub enum Device {
     /// One of candle's devices.
     #[cfg(feature = "candle")]
     Candle(candle_core::Device),
-    /// A GPU of any vendor.
+    /// A GPU of any vendor; with the processor for the layers that it has no memory for.
     #[cfg(feature = "gpu")]
-    Gpu(Arc<Gpu>),
+    Gpu(Arc<Gpu>, Option<Arc<Cpu>>),
     /// The readable oracle.
     Reference,
 }
@@ -102,7 +147,48 @@ impl Device {
                 None => Ok(Self::Cpu(cpu()?)),
             },
             DeviceName::CandleCpu | DeviceName::Cuda(_) | DeviceName::Metal => Ok(open_candle(name)?),
-            DeviceName::Gpu(number) => Ok(open_gpu(number)?),
+            DeviceName::Gpu(name) => open_gpu(name, cpu),
+        }
+    }
+
+    /// Which bits it computes, as far as is known of it.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Cpu(_) => Class::D1,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => gpu.class(),
+            _ => Class::Approx,
+        }
+    }
+
+    /// How long a pass may take before what computes counts as hanging; `None` for what cannot hang.
+    pub fn patience(&self) -> Option<Duration> {
+        match self {
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => Some(gpu.patience()),
+            _ => None,
+        }
+    }
+
+    /// From now on what computes is of class `approx`, whatever it found of itself: it gave other bits than profile `d1` once.
+    pub fn demote(&self) {
+        match self {
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => gpu.demote(),
+            _ => {}
+        }
+    }
+
+    /// Bytes per second that it reads of its memory, as measured now; `None` for one that is not measured.
+    ///
+    /// # Errors
+    /// What the device says when it fails.
+    pub fn read_bandwidth(&self) -> Result<Option<f64>> {
+        match self {
+            Self::Cpu(cpu) => crate::probe::read_bandwidth(cpu).map(Some),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, None) => super::gpu::read_bandwidth(gpu).map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -161,11 +247,24 @@ fn open_candle(name: DeviceName) -> Result<Device> {
 /// The GPUs of this machine that this build computes on, in words; their places are their numbers in [`DeviceName::Gpu`].
 #[cfg(feature = "gpu")]
 pub fn gpus() -> Vec<String> {
-    let describe = |info: super::gpu::GpuInfo| match info.software {
-        true => format!("{} (software)", info.name),
-        false => info.name,
+    let describe = |info: super::gpu::GpuInfo| match (info.software, info.memory_bytes) {
+        (true, _) => format!("{} (software)", info.name),
+        (false, Some(bytes)) => format!("{} ({:.1} GB)", info.name, bytes as f64 / 1e9),
+        (false, None) => info.name,
     };
     super::gpu::list().into_iter().map(describe).collect()
+}
+
+/// How many of [`gpus`] are no software; they come first.
+#[cfg(feature = "gpu")]
+pub fn real_gpus() -> usize {
+    super::gpu::list().iter().filter(|info| !info.software).count()
+}
+
+/// None: this build computes on no GPU by itself.
+#[cfg(not(feature = "gpu"))]
+pub fn real_gpus() -> usize {
+    0
 }
 
 /// None: this build computes on no GPU by itself.
@@ -175,13 +274,15 @@ pub fn gpus() -> Vec<String> {
 }
 
 #[cfg(feature = "gpu")]
-fn open_gpu(number: usize) -> Result<Device> {
-    Ok(Device::Gpu(Gpu::open(number)?))
+fn open_gpu<E: From<Error>>(name: GpuName, cpu: impl FnOnce() -> Result<Arc<Cpu>, E>) -> Result<Device, E> {
+    let gpu = Gpu::open(name.number, name.memory_bytes)?;
+    Ok(Device::Gpu(gpu, name.rest_on_cpu.then(cpu).transpose()?))
 }
 
 #[cfg(not(feature = "gpu"))]
-fn open_gpu(number: usize) -> Result<Device> {
-    Err(Error::unsupported(format!("device gpu:{number} in this build; build with `--features gpu`")))
+fn open_gpu<E: From<Error>>(name: GpuName, _: impl FnOnce() -> Result<Arc<Cpu>, E>) -> Result<Device, E> {
+    let number = name.number;
+    Err(Error::unsupported(format!("device gpu:{number} in this build; build with `--features gpu`")).into())
 }
 
 /// Loads `layers` and `ends` of the model in `gguf` on `device`; tensors of other layers are not touched, except by the oracle.
@@ -205,7 +306,9 @@ pub fn load(
             Box::new(CandleShard::load(gguf, device, layers, ends, options, Keep::Quantized)?)
         }
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => Box::new(GpuShard::load(gguf, gpu.clone(), layers, ends, options)?),
+        Device::Gpu(gpu, None) => Box::new(GpuShard::load(gguf, gpu.clone(), layers, ends, options)?),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu, Some(cpu)) => split::load(gguf, (gpu, cpu), layers, ends, options)?,
         Device::Reference => Box::new(Reference::load(gguf, layers, ends, options, Arithmetic::Rounded)?),
     })
 }
@@ -222,13 +325,17 @@ mod tests {
             ("candle-cpu", DeviceName::CandleCpu),
             ("cuda:3", DeviceName::Cuda(3)),
             ("metal", DeviceName::Metal),
-            ("gpu:1", DeviceName::Gpu(1)),
+            ("gpu:1", DeviceName::Gpu(GpuName::numbered(1))),
+            ("gpu:1,cpu", DeviceName::Gpu(GpuName { rest_on_cpu: true, ..GpuName::numbered(1) })),
+            ("gpu:1:77", DeviceName::Gpu(GpuName { memory_bytes: Some(77), ..GpuName::numbered(1) })),
         ] {
             assert_eq!((name.parse::<DeviceName>().unwrap(), device.to_string().as_str()), (device, name));
         }
         assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
-        assert_eq!("gpu".parse::<DeviceName>().unwrap(), DeviceName::Gpu(0));
-        for name in ["", "gpux", "gpu:", "cuda:", "cuda:-1", "CPU"] {
+        assert_eq!("gpu".parse::<DeviceName>().unwrap(), DeviceName::Gpu(GpuName::default()));
+        for name in
+            ["", "gpux", "gpu:", "gpu:0,gpu:1", "gpu:0:", "gpu:0:8GB", "gpu,", "cuda:", "cuda:-1", "CPU"]
+        {
             let error = name.parse::<DeviceName>().unwrap_err().to_string();
             assert!(error.contains("choose auto, cpu"), "{error}");
         }

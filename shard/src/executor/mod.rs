@@ -15,6 +15,7 @@
 //! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
 //! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
 //! | `gpu` (a feature) | kernels of our own on GPUs of every vendor | `d1` where the device rounds as it must, else `approx` |
+//! | `split` (with it) | the first layers on the processor, the others on a GPU | that of the GPU |
 //! | [`mod@reference`] | plain loops, written to be read | `approx` |
 //!
 //! [`load`] is the only place that chooses one; everything else, in this crate and outside, sees the trait.
@@ -40,10 +41,12 @@ mod host;
 mod pooled;
 pub mod reference;
 mod run;
+#[cfg(feature = "gpu")]
+mod split;
 mod tags;
 mod workspace;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{CacheType, LayerRange, SessionKind};
 
 pub use crate::gguf::Ends;
 use crate::{
@@ -53,7 +56,7 @@ use crate::{
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, gpus, load};
+pub use device::{Device, DeviceName, GpuName, gpus, load, real_gpus};
 pub use pooled::{Pooled, Pooling};
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Gave, Workspace};
@@ -64,6 +67,28 @@ pub struct Options {
     /// Positions a session may grow to; `None` for the context the model was trained with. It also chooses between the
     /// short and the long frequency factors of models that have both, so all stages of a session must agree on it.
     pub context: Option<usize>,
+}
+
+/// What passes have cost a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Command buffers handed to it.
+    pub submits: u64,
+    /// Kernels started.
+    pub dispatches: u64,
+    /// Bytes read back.
+    pub bytes_back: u64,
+}
+
+/// What one operation of a decode step takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperationTime {
+    /// Which, of which layer or of what follows the last.
+    pub name: String,
+    /// Once, microseconds.
+    pub us: f64,
+    /// Bytes of weights that it reads.
+    pub bytes: usize,
 }
 
 /// Which bits an executor computes.
@@ -115,6 +140,9 @@ pub struct Pass<'a> {
     pub rounding: &'a Rounding,
     /// Whether the pass ends after the norm in front of the head: hidden states instead of logits.
     pub states: bool,
+    /// With how many of each row's largest logits the caller is content, 0 for all of them: where an executor keeps to it,
+    /// [`Workspace::top`] gives them and [`Workspace::logits`] gives none. Ties go to the lowest id.
+    pub top: usize,
 }
 
 /// What computes some consecutive layers of one model.
@@ -140,6 +168,24 @@ pub trait Executor: Send + Sync {
     /// What computes, for people: a device and what matters about it.
     fn device(&self) -> String;
 
+    /// Why no further pass can succeed, if that is so: the device is lost or hangs. What it held is lost with it.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// What the passes so far have cost a device; `None` for processors.
+    fn counts(&self) -> Option<DeviceCounts> {
+        None
+    }
+
+    /// What the operations of a decode step take on a device, one after the other; none for processors.
+    ///
+    /// # Errors
+    /// What the device says when it fails.
+    fn operation_times(&self) -> Result<Vec<OperationTime>> {
+        Ok(Vec::new())
+    }
+
     /// Bytes of all weights in memory.
     fn resident_bytes(&self) -> usize;
 
@@ -150,25 +196,40 @@ pub trait Executor: Send + Sync {
     /// the same layers of the same file with the same kind of executor and the same choice of context.
     fn state_tag(&self, layers: LayerRange) -> u64;
 
-    /// Refuses sessions of a kind of attention that this executor does not compute: all but dense ones, unless it says
+    /// Refuses sessions of a kind that this executor does not compute: all but dense ones that keep f16, unless it says
     /// otherwise.
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    fn attends(&self, attention: AttentionKind) -> Result<()> {
-        match attention {
-            AttentionKind::Dense => Ok(()),
-            other => Err(Error::unsupported(format!("attention {other} on {}: choose dense", self.device()))),
+    fn attends(&self, kind: SessionKind) -> Result<()> {
+        let SessionKind { attention, cache } = kind;
+        match (attention.is_dense(), cache) {
+            (true, CacheType::F16) => Ok(()),
+            (false, _) => {
+                Err(Error::unsupported(format!("attention {attention} on {}: choose dense", self.device())))
+            }
+            (true, cache) => {
+                Err(Error::unsupported(format!("a cache of {cache} on {}: choose f16", self.device())))
+            }
         }
     }
 
-    /// What an empty session of `attention`, which the executor computes, remembers in layer `layer` of the model, which is held.
-    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn crate::state::LayerState>;
+    /// The score of a text whose hidden state is `state`, one row: before a sigmoid makes it a probability.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that ranks no texts ([`crate::models::Head::rank`]), an executor without its head, and a
+    /// row of another width.
+    fn rank(&self, _state: &[f32]) -> Result<f32> {
+        Err(not_ranked())
+    }
 
-    /// Bytes that states of `layers` take for `positions`.
-    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+    /// What an empty session of `kind`, which the executor computes, remembers in layer `layer` of the model, which is held.
+    fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn crate::state::LayerState>;
+
+    /// Bytes that states of `layers` take for `positions`, with keys and values in the form `cache`.
+    fn state_bytes(&self, layers: LayerRange, positions: usize, cache: CacheType) -> usize {
         (layers.start()..layers.end())
-            .map(|layer| self.blueprint().state_kind(layer as usize).bytes(positions))
+            .map(|layer| self.blueprint().state_kind(layer as usize).stored(cache).bytes(positions))
             .sum()
     }
 
@@ -199,7 +260,7 @@ pub trait Executor: Send + Sync {
         rounding: &Rounding,
         items: &mut [Item<'_>],
     ) -> Result<()> {
-        self.pass(ws, Pass { layers, rounding, states: false }, items)
+        self.pass(ws, Pass { layers, rounding, states: false, top: 0 }, items)
     }
 
     /// [`Executor::run`] over all layers held, without rounding.
@@ -221,12 +282,13 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// Those of [`Executor::forward`]; [`Error::Invalid`] for an executor without the head.
     fn states(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
-        self.pass(ws, Pass { layers: self.range(), rounding: &Rounding::NONE, states: true }, items)
+        let (layers, rounding) = (self.range(), &Rounding::NONE);
+        self.pass(ws, Pass { layers, rounding, states: true, top: 0 }, items)
     }
 
     /// An empty state for a new session over all layers held.
     fn new_state(&self) -> SessionState {
-        state_of(self, self.range(), AttentionKind::Dense)
+        state_of(self, self.range(), SessionKind::DEFAULT)
     }
 
     /// An empty state for a new session over `layers`, for [`Executor::run`].
@@ -234,19 +296,19 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// [`Error::Invalid`] for layers that are not held or cannot stand by themselves ([`Blueprint::check_cut`]).
     fn new_state_of(&self, layers: LayerRange) -> Result<SessionState> {
-        self.new_state_with(layers, AttentionKind::Dense)
+        self.new_state_with(layers, SessionKind::DEFAULT)
     }
 
-    /// An empty state for a new session of `attention` over `layers`.
+    /// An empty state for a new session of `kind` over `layers`.
     ///
     /// # Errors
     /// Those of [`Executor::new_state_of`] and [`Executor::attends`]; [`Error::Invalid`] for numbers out of their bounds.
-    fn new_state_with(&self, layers: LayerRange, attention: AttentionKind) -> Result<SessionState> {
+    fn new_state_with(&self, layers: LayerRange, kind: SessionKind) -> Result<SessionState> {
         batch::check_held(self.range(), layers)?;
         self.blueprint().check_cut(layers)?;
-        attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
-        self.attends(attention)?;
-        Ok(state_of(self, layers, attention))
+        kind.attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
+        self.attends(kind)?;
+        Ok(state_of(self, layers, kind))
     }
 
     /// Feeds an input of any length in passes of at most `chunk` rows; `sink` sees the workspace after each.
@@ -273,6 +335,11 @@ pub trait Executor: Send + Sync {
             return Err(Error::invalid(format!("activations are no rows of {hidden} values")));
         }
         let chunk = chunk.clamp(1, ws.capacity().rows);
+        if self.blueprint().encodes() && rows > chunk {
+            return Err(Error::invalid(format!(
+                "{rows} rows of an encoder in passes of {chunk}: it reads a text in one pass"
+            )));
+        }
         let mut done = 0;
         loop {
             let end = (done + chunk).min(rows);
@@ -299,6 +366,20 @@ pub trait Executor: Send + Sync {
         self.feed(ws, state, Input::Tokens(tokens), chunk, Output::Last, &mut |_| {})
     }
 
+    /// Feeds one token and gives the one with the largest logit after it, which is all that need come back from a device.
+    ///
+    /// # Errors
+    /// Those of [`Executor::forward`].
+    fn greedy(&self, ws: &mut Workspace, state: &mut SessionState, token: u32) -> Result<u32> {
+        let pass = Pass { layers: self.range(), rounding: &Rounding::NONE, states: false, top: 1 };
+        let item = Item { state, input: Input::Tokens(&[token]), output: Output::Last };
+        self.pass(ws, pass, &mut [item])?;
+        Ok(match ws.top(0) {
+            [(id, _), ..] => *id,
+            [] => argmax(ws.logits(0)),
+        })
+    }
+
     /// Feeds one token; its logits are in `ws` then.
     ///
     /// # Errors
@@ -308,14 +389,13 @@ pub trait Executor: Send + Sync {
     }
 }
 
-fn state_of<E: Executor + ?Sized>(
-    executor: &E,
-    layers: LayerRange,
-    attention: AttentionKind,
-) -> SessionState {
-    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer, attention));
-    SessionState::new(executor.state_tag(layers), states.collect(), executor.context())
-        .with_attention(attention)
+fn not_ranked() -> Error {
+    Error::unsupported("a score of texts: this model has no head that ranks them")
+}
+
+fn state_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, kind: SessionKind) -> SessionState {
+    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer, kind));
+    SessionState::new(executor.state_tag(layers), states.collect(), executor.context()).with_kind(kind)
 }
 
 /// Bytes of state that one token at `position` reads in `layers` of a model.

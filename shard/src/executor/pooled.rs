@@ -35,6 +35,12 @@ impl Pooling {
             Some(None) => Err(Error::malformed(key, "is no number")),
         }
     }
+
+    /// Whether a file says that its model ranks texts (`pooling_type` 4); the first hidden state makes the score.
+    pub fn ranks(metadata: &Metadata) -> bool {
+        let key = |architecture| format!("{architecture}.pooling_type");
+        metadata.architecture().is_ok_and(|architecture| metadata.u64(&key(architecture)) == Some(4))
+    }
 }
 
 /// The vector of one text; takes its rows in order.
@@ -67,6 +73,11 @@ impl Pooled {
     /// Rows added.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// The sum of what was added: of the first or the last row that row itself.
+    pub fn sum(&self) -> Vec<f32> {
+        self.sums.iter().map(|x| *x as f32).collect()
     }
 
     /// Its direction: of Euclidean length 1, or all zeros where there is none.

@@ -31,8 +31,8 @@ pub fn argmax(logits: &[f32]) -> u32 {
 /// # Errors
 /// Those of [`Executor::forward`]; [`Error::Invalid`] for an executor that has not the whole model.
 pub fn fingerprint(executor: &dyn Executor, tokens: &[u32], chunk: usize) -> Result<blake3::Hash> {
-    if !executor.ends().head {
-        return Err(Error::invalid("a fingerprint needs a whole model"));
+    if !executor.ends().head || executor.blueprint().encodes() {
+        return Err(Error::invalid("a fingerprint needs a whole model that gives logits"));
     }
     let rows = chunk.clamp(1, tokens.len().max(1));
     let mut ws = Workspace::new(executor, Capacity { rows, items: 1, logit_rows: rows })?;

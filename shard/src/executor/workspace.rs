@@ -43,6 +43,12 @@ pub trait Buffers: Any + Send {
     /// pass gave something else, or none were wanted.
     fn given(&self, gave: Gave, index: usize) -> &[f32];
 
+    /// The largest logits of each wanted row of item `index`, largest first, `[wanted rows][Pass::top]`; empty where the pass
+    /// gave all logits, or none. The logit of a single one is not told.
+    fn top(&self, _index: usize) -> &[(u32, f32)] {
+        &[]
+    }
+
     /// Forgets the results of the last pass, so that a failed one leaves none behind.
     fn clear(&mut self);
 }
@@ -76,6 +82,11 @@ impl Workspace {
     /// none were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         self.buffers.given(Gave::Logits, index)
+    }
+
+    /// See [`Buffers::top`].
+    pub fn top(&self, index: usize) -> &[(u32, f32)] {
+        self.buffers.top(index)
     }
 
     /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the head.

@@ -5,6 +5,8 @@
 //! last group may be smaller, a power of two, padded with zero rows. [`Activations`] is scratch memory: it grows to the largest use
 //! and is reused, so that computing a token allocates nothing.
 
+use std::ops::Range;
+
 use super::panel::BLOCK;
 use super::simd::Simd;
 use super::{Isa, Kernel, amx};
@@ -192,14 +194,14 @@ impl Activations {
     }
 }
 
-/// Rounds one row into its place of its group.
+/// Rounds some 32-blocks of all rows of a group into their places.
 pub(crate) struct Quantize {
     pub view: View,
     pub starts: [(i32, *mut i32); 8],
-    /// `cols` values; null for a place without a row.
+    /// `[n][cols]`.
     pub x: *const f32,
-    /// The row's number.
-    pub row: usize,
+    pub group: usize,
+    pub blocks: Range<usize>,
 }
 
 impl Kernel for Quantize {
@@ -207,34 +209,35 @@ impl Kernel for Quantize {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Groups { size, .. } = self.view.groups;
-        let (group, place) = (self.row / size, self.row % size);
-        let (m, blocks) = (self.view.groups.places(group), self.view.cols / BLOCK);
-        // SAFETY: the view has room for every place of every group; the caller has the instruction set and a row at `x`.
+        let View { groups: Groups { size, .. }, cols, .. } = self.view;
+        let (group, m) = (self.group, self.view.groups.places(self.group));
+        let rows = self.view.groups.rows(group);
+        let all_blocks = group * size * (cols / BLOCK);
+        // SAFETY: the view has room for every place of every group; the caller has the instruction set and the rows at `x`.
         unsafe {
-            let q = self.view.q.add(group * size * self.view.cols);
-            let d = self.view.d.add(group * size * blocks);
-            let sums_at = group * size * blocks * 3;
-            for b in 0..blocks {
-                let q = q.add((b * m + place) * BLOCK);
-                let (scale, halves) = if self.x.is_null() {
-                    std::ptr::write_bytes(q, 0, BLOCK);
-                    (0.0, [0, 0])
-                } else {
-                    quantize_block::<S>(self.x.add(b * BLOCK), q)
-                };
-                *d.add(b * m + place) = scale;
-                let at = sums_at + b * 3 * m + place;
-                let all = [halves[0] + halves[1], halves[0], halves[1]];
-                for (i, &sum) in all.iter().enumerate() {
-                    *self.view.sums.add(at + i * m) = sum as f32;
-                }
-                for &(factor, starts) in &self.starts {
-                    if starts.is_null() {
-                        break;
-                    }
+            let x = self.x.add(group * size * cols);
+            for b in self.blocks {
+                for place in 0..m {
+                    let q = self.view.q.add((all_blocks + b * m + place) * BLOCK);
+                    let (scale, halves) = if place >= rows {
+                        std::ptr::write_bytes(q, 0, BLOCK);
+                        (0.0, [0, 0])
+                    } else {
+                        quantize_block::<S>(x.add(place * cols + b * BLOCK), q)
+                    };
+                    *self.view.d.add(all_blocks + b * m + place) = scale;
+                    let at = (all_blocks + b * m) * 3 + place;
+                    let all = [halves[0] + halves[1], halves[0], halves[1]];
                     for (i, &sum) in all.iter().enumerate() {
-                        *starts.add(at + i * m) = factor * sum;
+                        *self.view.sums.add(at + i * m) = sum as f32;
+                    }
+                    for &(factor, starts) in &self.starts {
+                        if starts.is_null() {
+                            break;
+                        }
+                        for (i, &sum) in all.iter().enumerate() {
+                            *starts.add(at + i * m) = factor * sum;
+                        }
                     }
                 }
             }
@@ -244,7 +247,7 @@ impl Kernel for Quantize {
 
 /// [`crate::quant::quantize_row`] of one block: its scale and the sums of its halves.
 #[inline(always)]
-unsafe fn quantize_block<S: Simd>(x: *const f32, q: *mut i8) -> (f32, [i32; 2]) {
+pub(super) unsafe fn quantize_block<S: Simd>(x: *const f32, q: *mut i8) -> (f32, [i32; 2]) {
     // SAFETY: the caller has 32 readable values, 32 writable bytes and the instruction set.
     unsafe {
         let (a, b) = (S::load(x), S::load(x.add(16)));

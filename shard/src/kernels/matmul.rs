@@ -8,6 +8,7 @@
 //! The bits depend on neither the threads nor the number of rows nor the slices: an output is one chain of float
 //! steps over the columns, wherever it is interrupted (see the tile kernels).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::activations::{Activations, Groups, Quantize, View, tile_rows};
@@ -24,6 +25,13 @@ pub struct Target<'a> {
     /// `[n][matrix.rows()]`, overwritten.
     pub out: &'a mut [f32],
 }
+
+/// Activations up to which waking the other threads would take longer than rounding them here.
+const SERIAL: usize = 8192;
+/// Bytes of weights times rows up to which the products are computed here for the same reason.
+const SERIAL_BYTES: usize = 64 << 10;
+/// Bytes of weights that a worker takes at least: half a microsecond. Less, and the workers wait for each other's counting.
+const TAKEN_BYTES: usize = 16 << 10;
 
 /// What all workers of a call share.
 struct Call<'a> {
@@ -84,6 +92,10 @@ impl Cpu {
         let floats = scratch.floats(if has_floats { float_groups.total() } else { 0 }, cols);
         self.arrange(x, cols, view, scratch.all_starts(), has_floats.then_some((float_groups, floats)));
 
+        let weights =
+            targets.iter().map(|target| target.matrix.panels() * target.matrix.panel_bytes()).sum::<usize>();
+        let panel = targets.iter().map(|target| target.matrix.panel_bytes()).max().unwrap_or(1);
+        let least = if many { 1 } else { (TAKEN_BYTES / panel.max(1)).max(1) };
         let bytes = fill_jobs(scratch, targets, isa, (many, plain), self.pool().threads(), n);
         scratch.workers(self.pool().threads(), bytes);
         let units = scratch.jobs.last().map_or(0, |job| job.first_unit + units(job));
@@ -92,11 +104,21 @@ impl Cpu {
         let work = Work(work);
         let work_start = SendPointer(work.0.as_mut_ptr());
         let next = AtomicUsize::new(0);
-        self.pool().run(&|worker, _| {
+        let run = |worker: usize, workers: usize| {
             let base = &work_start;
-            // SAFETY: each worker has a buffer of its own, and the units it takes are taken by no other worker.
-            unsafe { call.work(&next, units, (*base.0.add(worker)).reserve(0)) };
-        });
+            loop {
+                let units = take(&next, units, least, workers);
+                if units.is_empty() {
+                    break;
+                }
+                // SAFETY: each worker has a buffer of its own, and the units it takes are taken by no other worker.
+                unsafe { call.work(units, (*base.0.add(worker)).reserve(0)) };
+            }
+        };
+        match n * weights <= SERIAL_BYTES {
+            true => run(0, 1),
+            false => self.pool().run(&run),
+        }
         scratch.jobs.clear();
     }
 
@@ -111,31 +133,58 @@ impl Cpu {
     ) {
         let (isa, n) = (self.isa(), view.groups.n);
         let shared = Shared { view, starts, floats };
-        let rows = |first: usize, step: usize| {
+        let arrange = |worker: usize, workers: usize| {
             let Shared { view, starts, floats } = *shared.get();
-            if view.cols > 0 {
-                for row in (first..view.groups.total()).step_by(step) {
-                    let x = if row < n { x[row * cols..].as_ptr() } else { std::ptr::null() };
-                    // SAFETY: the instruction set is available (`Cpu::new`), the row lies in `x`, and its places are its own.
-                    unsafe { isa.dispatch(Quantize { view, starts, x, row }) };
-                }
+            for (group, blocks) in share(view.groups.count(), view.cols / BLOCK, worker, workers) {
+                // SAFETY: the instruction set is available (`Cpu::new`), the rows lie in `x`, and these blocks are this worker's.
+                unsafe { isa.dispatch(Quantize { view, starts, x: x.as_ptr(), group, blocks }) };
             }
-            if let Some((groups, out)) = floats {
-                for row in (first..groups.total()).step_by(step) {
-                    let (group, place) = (row / groups.size, row % groups.size);
-                    let places = groups.places(group);
-                    for k in 0..cols {
+            let Some((groups, out)) = floats else { return };
+            for (group, columns) in share(groups.count(), cols, worker, workers) {
+                let (first, places) = (group * groups.size, groups.places(group));
+                for k in columns {
+                    for place in 0..places {
+                        let row = first + place;
                         let value = if row < n { x[row * cols + k] } else { 0.0 };
-                        // SAFETY: `out` has room for every place of every group.
-                        unsafe { *out.add(group * groups.size * cols + k * places + place) = value };
+                        // SAFETY: `out` has room for every place of every group; these columns are this worker's.
+                        unsafe { *out.add(first * cols + k * places + place) = value };
                     }
                 }
             }
         };
-        if n == 1 {
-            rows(0, 1);
+        if x.len() <= SERIAL {
+            arrange(0, 1);
         } else {
-            self.pool().run(&|worker, workers| rows(worker, workers));
+            self.pool().run(&arrange);
+        }
+    }
+}
+
+/// What a worker does of `groups` that are `len` long each: whole groups, or, where they are few, its part of each. Parts are
+/// runs, so that two workers hardly ever write to the same cache line.
+fn share(
+    groups: usize,
+    len: usize,
+    worker: usize,
+    workers: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let parts = if groups < 4 * workers { workers } else { 1 };
+    (worker..groups * parts).step_by(workers).map(move |piece| {
+        let (group, part) = (piece / parts, piece % parts);
+        (group, len * part / parts..len * (part + 1) / parts)
+    })
+}
+
+/// Takes the next units, `least` if there are so many: a share of those that are left, so that most of a worker's panels follow
+/// each other in memory and all workers end together. Empty when none are left.
+fn take(next: &AtomicUsize, units: usize, least: usize, workers: usize) -> Range<usize> {
+    let mut first = next.load(Ordering::Relaxed);
+    loop {
+        let left = units.saturating_sub(first);
+        let count = (left / (2 * workers)).max(least).min(left);
+        match next.compare_exchange_weak(first, first + count, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return first..first + count,
+            Err(now) => first = now,
         }
     }
 }
@@ -190,7 +239,7 @@ fn fill_jobs(
         let (unit, starts, bytes) = match matrix.kind() {
             Kind::Integer(panels) => {
                 let panel = matrix.cols() / BLOCK * panels.stride;
-                let unit = if many { fair.min((UNIT_BYTES / panel).max(1)) } else { fair };
+                let unit = if many { fair.min((UNIT_BYTES / panel).max(1)) } else { 1 };
                 let bytes = if many { unit * panel + row_block(matrix.cols(), n) * ROWS * 4 } else { 0 };
                 (unit, scratch.starts(factor(isa, panels, plain)).cast_const(), bytes)
             }
@@ -210,16 +259,12 @@ fn row_block(cols: usize, n: usize) -> usize {
 }
 
 impl Call<'_> {
-    /// Takes units until none are left.
+    /// Computes units.
     ///
     /// # Safety
     /// `scratch` is this worker's own, as large as [`fill_jobs`] asked for; the pointers of the call are valid.
-    unsafe fn work(&self, next: &AtomicUsize, units: usize, scratch: *mut u8) {
-        loop {
-            let unit = next.fetch_add(1, Ordering::Relaxed);
-            if unit >= units {
-                break;
-            }
+    unsafe fn work(&self, units: Range<usize>, scratch: *mut u8) {
+        for unit in units {
             let index = self.jobs.partition_point(|job| job.first_unit <= unit) - 1;
             let job = &self.jobs[index];
             // SAFETY: the matrix outlives the call.

@@ -3,54 +3,99 @@
 use std::alloc;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Cpu;
 use super::panel::{self, FloatKind, Panels, ROWS};
 use crate::quant::Format;
 use crate::{Error, Result};
 
-/// Memory of one matrix: aligned to cache lines, or to huge pages when large.
+/// Memory of one matrix: a piece of a slab, aligned to cache lines. Small matrices that are packed one after the other lie side
+/// by side, so that all of a model is in huge pages and not only what fills some by itself: reading 4 KiB pages, a core waits
+/// for translations, and what the hardware fetches ahead ends with each page.
 pub(super) struct Arena {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// Held, not read: the memory goes with the last matrix in it.
+    _slab: Arc<Slab>,
+}
+
+/// Memory that several matrices share, aligned to huge pages. What no matrix was packed into is never touched.
+struct Slab {
     start: NonNull<u8>,
     layout: alloc::Layout,
 }
 
-// SAFETY: the memory is owned; it is written only while the matrix is packed and shared read-only afterwards.
+// SAFETY: the memory is owned; a piece is written only while its matrix is packed and shared read-only afterwards.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+// SAFETY: as above, each piece belongs to one arena.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-/// From this size on an arena asks for huge pages.
-const LARGE: usize = 4 << 20;
+/// Bytes of a slab. A model leaves less than this unused, and what is unused is address space only.
+const SLAB: usize = 32 << 20;
+/// From this size on a matrix has a slab of its own.
+const LARGE: usize = SLAB / 2;
 /// Size of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-impl Arena {
-    /// `bytes` of memory, not initialized.
-    pub(super) fn new(bytes: usize) -> Result<Self> {
-        let align = if bytes >= LARGE { HUGE_PAGE } else { 64 };
-        let layout = alloc::Layout::from_size_align(bytes.max(64), align)
+/// The slab that is being filled, as long as a matrix is in it, and how far.
+static FILLING: Mutex<(Weak<Slab>, usize)> = Mutex::new((Weak::new(), 0));
+
+impl Slab {
+    fn new(bytes: usize) -> Result<Arc<Self>> {
+        let layout = alloc::Layout::from_size_align(bytes, HUGE_PAGE)
             .map_err(|_| Error::invalid("a matrix does not fit the address space"))?;
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc::alloc(layout) })
             .ok_or_else(|| Error::invalid(format!("no memory for a matrix of {bytes} bytes")))?;
         #[cfg(target_os = "linux")]
+        // SAFETY: advice about memory just allocated; it changes no content, and failure is harmless.
+        unsafe {
+            libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE)
+        };
+        Ok(Arc::new(Self { start, layout }))
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout.
+        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+impl Arena {
+    /// `bytes` of memory, not initialized.
+    pub(super) fn new(bytes: usize) -> Result<Self> {
+        let bytes = bytes
+            .max(64)
+            .checked_next_multiple_of(64)
+            .ok_or_else(|| Error::invalid("a matrix does not fit the address space"))?;
         if bytes >= LARGE {
-            // SAFETY: advice about memory just allocated; it changes no content, and failure is harmless.
-            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+            let slab = Slab::new(bytes)?;
+            return Ok(Self { start: slab.start, bytes, _slab: slab });
         }
-        Ok(Self { start, layout })
+        let mut filling = FILLING.lock().unwrap_or_else(PoisonError::into_inner);
+        let slab = match filling.0.upgrade().filter(|_| filling.1 + bytes <= SLAB) {
+            Some(slab) => slab,
+            None => {
+                let slab = Slab::new(SLAB)?;
+                *filling = (Arc::downgrade(&slab), 0);
+                slab
+            }
+        };
+        // SAFETY: the piece ends inside the slab.
+        let start = unsafe { slab.start.add(filling.1) };
+        filling.1 += bytes;
+        Ok(Self { start, bytes, _slab: slab })
     }
 
     pub(super) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout.
-        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
@@ -148,7 +193,7 @@ impl Matrix {
 
     /// Bytes of memory held.
     pub fn resident_bytes(&self) -> usize {
-        self.arena.layout.size()
+        self.arena.bytes
     }
 
     pub(crate) fn kind(&self) -> Kind {

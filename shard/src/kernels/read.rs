@@ -6,7 +6,7 @@ use super::{Cpu, Kernel, matrix::Arena, simd::Simd};
 use crate::Result;
 
 /// Bytes ahead of the loads that are asked for: what the matrix kernels use pays here too.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 8192;
 
 /// Combines every byte of a range, so that no load can be left out.
 struct Sweep {

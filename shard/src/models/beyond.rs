@@ -1,8 +1,7 @@
 //! What a blueprint asks of an executor beyond plain attention and plain networks, by its name.
 
 use super::{
-    Activation, Attention, Blueprint, FeedForward, Layer, Router,
-    blueprint::{HEAD_NORM, LAYER_SCALE},
+    Activation, Attention, Blueprint, FeedForward, HEAD_NORM, Layer, Router, blueprint::LAYER_SCALE,
 };
 
 impl Blueprint {
@@ -42,6 +41,9 @@ impl Blueprint {
                 () => None,
             }
         };
+        if self.encodes() {
+            return Some("encoders");
+        }
         if self.residual_scale != 1.0 {
             return Some("scaled residual additions");
         }

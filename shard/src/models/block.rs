@@ -64,6 +64,21 @@ impl Block {
         self.add("attn_norm.weight", &[hidden]).bias(bias, "attn_norm.bias", hidden)
     }
 
+    /// The norm before the second sublayer alone.
+    pub fn norm_before_feed_forward(self) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("ffn_norm.weight", &[hidden])
+    }
+
+    /// The norms of the residual rows behind each addition.
+    pub fn norms_of_sums(self, bias: Bias) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("attn_output_norm.weight", &[hidden])
+            .add("layer_output_norm.weight", &[hidden])
+            .bias(bias, "attn_output_norm.bias", hidden)
+            .bias(bias, "layer_output_norm.bias", hidden)
+    }
+
     /// The norms after the two sublayers, before their residual additions.
     pub fn norms_after(self) -> Self {
         let hidden = self.sizes.hidden;

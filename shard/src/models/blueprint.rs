@@ -5,7 +5,11 @@ use scheduler::{
     attention::{AttentionKind, Sparse},
 };
 
-use super::{rope::Rope, tensors::Rule};
+use super::{
+    ends::{Embedding, Head},
+    rope::Rope,
+    tensors::Rule,
+};
 use crate::{
     Error, Result,
     kernels::{DeltaShape, KvShape, math},
@@ -32,8 +36,8 @@ pub struct Blueprint {
     pub kv: KvShape,
     /// Every norm over the residual stream, before and after sublayers and before the head.
     pub norm: Norm,
-    /// Factor on embedding rows (gemma: square root of `hidden`).
-    pub embedding_scale: f32,
+    /// What becomes of a token in front of the first layer.
+    pub embedding: Embedding,
     /// Factor on what each sublayer adds to the residual stream (granite).
     pub residual_scale: f32,
     /// The rotations in use; layers refer to them by index.
@@ -87,9 +91,6 @@ pub struct Layer {
 
 /// The norm in front of attention.
 pub const ATTENTION_NORM: &str = "attn_norm";
-
-/// The norm in front of the head, as most families call it.
-pub const HEAD_NORM: &str = "output_norm";
 
 /// One value: the factor on the residual rows that a layer gives.
 pub const LAYER_SCALE: &str = "layer_output_scale.weight";
@@ -238,6 +239,8 @@ pub struct Softmax {
     pub window: Option<usize>,
     /// A position sees no further back than its block of this many, whole quarters of pages; blocks begin at multiples of it.
     pub chunk: Option<usize>,
+    /// Positions behind itself that a position sees, of those computed with it: none in decoders, `usize::MAX` for all.
+    pub ahead: usize,
     /// Factor on q.k.
     pub scale: f32,
     /// Factor on queries that grows with the position.
@@ -411,19 +414,6 @@ impl Experts {
     }
 }
 
-/// The vocabulary head: norm, matrix, factor, softcap.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Head {
-    /// The norm in front, as its tensors are named.
-    pub norm: &'static str,
-    /// Whether the embedding table is the matrix.
-    pub tied: bool,
-    /// Factor on logits.
-    pub scale: f32,
-    /// `cap * tanh(logit / cap)`.
-    pub softcap: Option<f32>,
-}
-
 impl Layer {
     /// The norm after attention, as its tensors are named, if the one of that name is not the one in front of the feed-forward.
     pub fn norm_after_attention(&self) -> Option<&'static str> {
@@ -446,6 +436,10 @@ impl Blueprint {
         let at = [layers.start() as usize, layers.end() as usize];
         match at.into_iter().find(|&at| !self.may_cut(at)) {
             None => Ok(()),
+            Some(_) if self.encodes() => Err(Error::invalid(format!(
+                "layers {layers} of {}: every position of an encoder sees all others, so the model is not cut; run it whole",
+                self.architecture
+            ))),
             Some(_) if self.per_layer.is_some() => Err(Error::invalid(format!(
                 "layers {layers} of {}: every layer reads the token itself (per-layer embeddings), so the model is not cut and its \
                  token ids go where it runs; run it whole on a machine you trust",
@@ -462,13 +456,20 @@ impl Blueprint {
         let reads = |layer: &Layer| layer.attention.source().is_some_and(|source| source < at);
         at == 0
             || at >= self.layers.len()
-            || (self.per_layer.is_none() && !self.layers[at..].iter().any(reads))
+            || (self.per_layer.is_none() && !self.encodes() && !self.layers[at..].iter().any(reads))
     }
 
-    /// What a session remembers in layer `layer`.
+    /// Whether the model makes hidden states of whole texts, whose positions all see each other, and no logits.
+    pub fn encodes(&self) -> bool {
+        !self.head.logits
+    }
+
+    /// What a session remembers in layer `layer`. All layers of an encoder use the keys and values of the first in turn, since
+    /// nothing looks at them later.
     pub fn state_kind(&self, layer: usize) -> Kind {
         match self.layers[layer].attention {
             Attention::Softmax(Softmax { source: Some(_), .. }) => Kind::Nothing,
+            Attention::Softmax(_) if self.encodes() && layer > 0 => Kind::Nothing,
             Attention::Softmax(softmax) => Kind::Paged(softmax.kv),
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
             Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },

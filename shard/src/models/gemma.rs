@@ -18,6 +18,6 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         block.gated(Bias::None).layer(attention, dense)
     });
     let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
-    blueprint.embedding_scale = (sizes.hidden as f32).sqrt();
+    blueprint.embedding.scale = (sizes.hidden as f32).sqrt();
     Ok(blueprint)
 }

@@ -36,7 +36,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         block.gated(Bias::None).layer(Softmax { window, ..attention }, dense)
     });
     let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
-    blueprint.embedding_scale = (sizes.hidden as f32).sqrt();
+    blueprint.embedding.scale = (sizes.hidden as f32).sqrt();
     blueprint.head.softcap = (final_cap > 0.0).then_some(final_cap);
     Ok(blueprint)
 }

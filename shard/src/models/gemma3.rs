@@ -40,7 +40,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         block.attention(Bias::None, Bias::None).head_norms().gated(Bias::None).layer(attention, dense)
     });
     let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![global, local], layers);
-    blueprint.embedding_scale = (sizes.hidden as f32).sqrt();
+    blueprint.embedding.scale = (sizes.hidden as f32).sqrt();
     blueprint.head.softcap = reader.cap("final_logit_softcapping")?;
     Ok(blueprint)
 }

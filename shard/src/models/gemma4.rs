@@ -92,7 +92,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         }
     });
     let mut blueprint = reader.assemble(&global, reader.norm(NormKind::Rms)?, ropes, layers);
-    blueprint.embedding_scale = (global.hidden as f32).sqrt();
+    blueprint.embedding.scale = (global.hidden as f32).sqrt();
     blueprint.head.softcap = reader.cap("final_logit_softcapping")?;
     if let Some(width) = per_layer {
         let all = global.layers * width;

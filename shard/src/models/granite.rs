@@ -39,7 +39,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         }
     };
     let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
-    blueprint.embedding_scale = reader.cap("embedding_scale")?.unwrap_or(1.0);
+    blueprint.embedding.scale = reader.cap("embedding_scale")?.unwrap_or(1.0);
     blueprint.residual_scale = reader.cap("residual_scale")?.unwrap_or(1.0);
     blueprint.head.scale = 1.0 / reader.cap("logit_scale")?.unwrap_or(1.0);
     Ok(blueprint)

@@ -11,6 +11,7 @@
 //! Every count is bounded by [`limits`] before anything is allocated from it.
 
 mod arcee;
+mod bert;
 mod beyond;
 mod bitnet;
 mod block;
@@ -20,6 +21,8 @@ mod cost;
 mod deepseek2;
 mod delta;
 mod dots1;
+mod encoder;
+mod ends;
 mod ernie4_5;
 mod exaone4;
 mod fixture;
@@ -36,7 +39,9 @@ pub mod limits;
 mod llama;
 mod llama4;
 mod minimax_m2;
+mod modern_bert;
 mod nemotron;
+mod nomic_bert;
 mod olmo2;
 mod phi2;
 mod phi3;
@@ -56,10 +61,10 @@ mod tensors;
 
 pub use blueprint::{
     ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups,
-    HEAD_NORM, Head, LAYER_SCALE, Latent, Layer, Norm, NormKind, Recurrence, Router, ShortConv, Softmax,
-    Temperature,
+    LAYER_SCALE, Latent, Layer, Norm, NormKind, Recurrence, Router, ShortConv, Softmax, Temperature,
 };
 pub use cost::layer_costs;
+pub use ends::{Embedding, HEAD_NORM, Head, Ranks};
 pub use rope::{Frequencies, Rope, Scaling};
 pub use tensors::{Need, Rule, layer_name};
 
@@ -123,10 +128,22 @@ pub static ALL: &[Architecture] = &[
     },
     Architecture { name: "llama4", covers: "Llama 4 Scout, Maverick (text)", read: llama4::read },
     Architecture { name: "lfm2", covers: "LFM 2 350M, 700M, 1.2B, 2.6B", read: lfm2::read },
+    Architecture { name: "lfm2moe", covers: "LFM 2 8B-A1B", read: lfm2::read },
     Architecture { name: "bitnet-b1.58", covers: "BitNet b1.58 2B4T", read: bitnet::read },
     Architecture { name: "qwen3next", covers: "Qwen 3 Next, Qwen 3 Coder Next", read: qwen3next::read },
     Architecture { name: "qwen35", covers: "Qwen 3.5 and 3.6, dense (text)", read: qwen35::read },
     Architecture { name: "qwen35moe", covers: "Qwen 3.5 and 3.6, MoE (text)", read: qwen35moe::read },
+    Architecture {
+        name: "bert",
+        covers: "BERT, MiniLM, BGE, bge-m3, E5, GTE, mxbai-embed, XLM-RoBERTa, and cross-encoders of them",
+        read: bert::read,
+    },
+    Architecture { name: "nomic-bert", covers: "nomic-embed-text v1, v1.5", read: nomic_bert::read },
+    Architecture {
+        name: "modern-bert",
+        covers: "ModernBERT, gte-modernbert and rerankers of it",
+        read: modern_bert::read,
+    },
     Architecture { name: FIXTURE, covers: "no published model: fixtures of tests", read: fixture::read },
 ];
 

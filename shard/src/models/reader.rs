@@ -3,8 +3,8 @@
 use std::{cell::RefCell, collections::BTreeSet};
 
 use super::{
-    Attention, Blueprint, Experts, Groups, HEAD_NORM, Head, Latent, Layer, Norm, NormKind, Rope, Router,
-    Rule, Scaling, Softmax, limits,
+    Attention, Blueprint, Embedding, Experts, Groups, HEAD_NORM, Head, Latent, Layer, Norm, NormKind, Rope,
+    Router, Rule, Scaling, Softmax, limits,
 };
 use crate::{
     Error, Result,
@@ -36,6 +36,7 @@ impl Sizes {
             rope: Some(0),
             window,
             chunk: None,
+            ahead: 0,
             scale,
             temperature: None,
             softcap: None,
@@ -236,6 +237,17 @@ impl<'g> Reader<'g> {
         self.gguf.tensor(tensor).is_some()
     }
 
+    /// The rows of a matrix, if the file has it.
+    pub fn rows(&self, tensor: &str) -> Option<usize> {
+        self.gguf.tensor(tensor).map(|found| found.rows())
+    }
+
+    /// The token behind each of two texts that are read together.
+    pub fn separator(&self) -> Option<u32> {
+        let id = |name: &str| self.metadata().u64(&format!("tokenizer.ggml.{name}_token_id"));
+        id("seperator").or(id("eos")).and_then(|id| u32::try_from(id).ok())
+    }
+
     /// A small tensor of `len` positive finite factors, if the file has it.
     pub fn factors(&self, tensor: &str, len: usize) -> Result<Option<Vec<f32>>> {
         let Some(found) = self.gguf.tensor(tensor) else { return Ok(None) };
@@ -376,6 +388,15 @@ impl<'g> Reader<'g> {
 
     /// Whether each layer has a window, where some do: as the metadata lists, or all but the last of every `period`.
     pub fn slides(&self, sizes: &Sizes, period: usize) -> Result<Vec<bool>> {
+        self.slides_but(sizes, period, |period| period - 1)
+    }
+
+    /// As [`Reader::slides`], but the first of every `period` has none.
+    pub fn slides_behind_the_first(&self, sizes: &Sizes, period: usize) -> Result<Vec<bool>> {
+        self.slides_but(sizes, period, |_| 0)
+    }
+
+    fn slides_but(&self, sizes: &Sizes, period: usize, whole: impl Fn(usize) -> usize) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         if let Some(pattern) = self.flags_opt(KEY) {
             if pattern.len() < sizes.layers {
@@ -384,7 +405,7 @@ impl<'g> Reader<'g> {
             return Ok(pattern);
         }
         let period = self.size_opt(KEY, usize::MAX)?.unwrap_or(period);
-        Ok((0..sizes.layers).map(|index| index % period != period - 1).collect())
+        Ok((0..sizes.layers).map(|index| index % period != whole(period)).collect())
     }
 
     /// The rotation with whatever scaling the metadata or the factor tensors ask for.
@@ -402,8 +423,13 @@ impl<'g> Reader<'g> {
 
     /// A base of frequencies; 10,000 where the file says nothing.
     pub fn base(&self, name: &str) -> Result<f64> {
-        match self.float_opt(name)?.unwrap_or(10_000.0) {
-            base if base > 1.0 => Ok(f64::from(base)),
+        self.base_or(name, 10_000.0)
+    }
+
+    /// A base of frequencies, or another where the file says nothing.
+    pub fn base_or(&self, name: &str, usual: f64) -> Result<f64> {
+        match self.float_opt(name)?.map_or(usual, f64::from) {
+            base if base > 1.0 => Ok(base),
             base => Err(Error::malformed(self.key(name), format!("is {base}, must exceed 1"))),
         }
     }
@@ -481,11 +507,18 @@ impl<'g> Reader<'g> {
             heads: sizes.heads,
             kv: sizes.kv(),
             norm,
-            embedding_scale: 1.0,
+            embedding: Embedding::scaled(1.0),
             residual_scale: 1.0,
             ropes,
             layers,
-            head: Head { norm: HEAD_NORM, tied: !self.has("output.weight"), scale: 1.0, softcap: None },
+            head: Head {
+                norm: HEAD_NORM,
+                logits: true,
+                rank: None,
+                tied: !self.has("output.weight"),
+                scale: 1.0,
+                softcap: None,
+            },
             unused_layers: sizes.unused_layers,
             per_layer: None,
             tensors,

@@ -25,7 +25,7 @@ pub mod recurrent;
 
 use std::any::Any;
 
-use scheduler::AttentionKind;
+use scheduler::{CacheType, SessionKind};
 
 use crate::{Error, Result, kernels::KvShape};
 pub use nothing::Nothing;
@@ -58,6 +58,14 @@ impl Kind {
             Self::Paged(shape) => Paged::bytes_for(shape, positions),
             Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
             Self::Nothing => 0,
+        }
+    }
+
+    /// The same for a session whose keys and values are kept in the form `cache`: other states do not change.
+    pub fn stored(self, cache: CacheType) -> Self {
+        match self {
+            Self::Paged(shape @ KvShape { latent: None, .. }) => Self::Paged(KvShape { cache, ..shape }),
+            other => other,
         }
     }
 
@@ -144,7 +152,7 @@ pub trait LayerState: Any + Send {
 pub struct SessionState {
     tag: u64,
     layers: Vec<Box<dyn LayerState>>,
-    attention: AttentionKind,
+    kind: SessionKind,
     len: usize,
     limit: usize,
 }
@@ -152,17 +160,17 @@ pub struct SessionState {
 impl SessionState {
     /// An empty state of `layers` that may grow to `limit` positions; see [`crate::executor::Executor::new_state`].
     pub fn new(tag: u64, layers: Vec<Box<dyn LayerState>>, limit: usize) -> Self {
-        Self { tag, layers, attention: AttentionKind::Dense, len: 0, limit }
+        Self { tag, layers, kind: SessionKind::DEFAULT, len: 0, limit }
     }
 
-    /// The same for layers that were made for another kind of attention.
-    pub fn with_attention(self, attention: AttentionKind) -> Self {
-        Self { attention, ..self }
+    /// The same for layers that were made for another kind of session.
+    pub fn with_kind(self, kind: SessionKind) -> Self {
+        Self { kind, ..self }
     }
 
-    /// What the rows of this session see.
-    pub fn attention(&self) -> AttentionKind {
-        self.attention
+    /// What the rows of this session see, and how keys and values are kept.
+    pub fn kind(&self) -> SessionKind {
+        self.kind
     }
 
     /// Positions held.
@@ -238,13 +246,33 @@ impl SessionState {
     pub fn share(&self, to: usize) -> Option<Self> {
         let len = self.checkpoint(to);
         let layers = self.layers.iter().map(|layer| layer.share(len)).collect::<Option<_>>()?;
-        Some(Self { tag: self.tag, layers, attention: self.attention, len, limit: self.limit })
+        Some(Self { tag: self.tag, layers, kind: self.kind, len, limit: self.limit })
     }
 
     /// Counts `positions` more, which a pass has computed in every layer.
     pub fn advance(&mut self, positions: usize) {
         self.len += positions;
         self.layers.iter_mut().for_each(|layer| layer.advance(self.len));
+    }
+
+    /// The states of the first `count` layers and of the others, under names of their own, until [`SessionState::take_back`].
+    #[cfg(feature = "gpu")]
+    pub(crate) fn lend(&mut self, count: usize, tags: [u64; 2]) -> [Self; 2] {
+        let second = self.layers.split_off(count.min(self.layers.len()));
+        let (kind, len, limit) = (self.kind, self.len, self.limit);
+        let part = |tag, layers| Self { tag, layers, kind, len, limit };
+        [part(tags[0], std::mem::take(&mut self.layers)), part(tags[1], second)]
+    }
+
+    /// What [`SessionState::lend`] gave, with the positions that both hold now.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn take_back(&mut self, first: Self, second: Self) {
+        let mut parts = [first, second];
+        self.len = parts[0].len.min(parts[1].len);
+        for part in &mut parts {
+            part.rewind(self.len);
+            self.layers.append(&mut part.layers);
+        }
     }
 
     /// Number of layers.
@@ -333,7 +361,10 @@ impl SessionState {
         }
         let layers = bytes[12..16].try_into().map(u32::from_le_bytes).unwrap_or_default();
         if layers as usize != self.layers.len() || long(16) != self.kinds() {
-            return Err(Error::malformed("snapshot: shape", "is of another model or kind of attention"));
+            return Err(Error::malformed(
+                "snapshot: shape",
+                "is of another model or kind of session (attention, form of its cache)",
+            ));
         }
         let len = usize::try_from(long(24)).unwrap_or(usize::MAX);
         if len > self.limit {

@@ -1,12 +1,13 @@
 //! Keys and values of every position, in pages.
 //!
-//! A [`Paged`] grows by quarters of a page, [`crate::kernels::QUARTER`] positions, whose inner layout is the attention kernel's (f16;
-//! keys by groups of 16 positions, values position by position). Going back frees the quarters that no longer hold anything; what
+//! A [`Paged`] grows by quarters of a page, [`crate::kernels::QUARTER`] positions, whose inner layout is the attention kernel's (f16, or
+//! codes of 8 or 4 bits with their scales; keys by groups of 16 positions, values position by position). Going back frees the quarters that no longer hold anything; what
 //! stays beyond the positions held inside one is overwritten before it is read. A snapshot writes the positions in a
 //! fixed order that does not depend on pages:
 //!
 //! ```text
 //! len x { key: kv_heads x head_dim x f16, value: the same, unless it is a part of the key }
+//! len x { kv_heads x { blocks of the key x { codes, scale f16 }, those of the value } }         for q8 and q4
 //! ```
 //!
 //! A session with sparse attention has landmarks beside its pages ([`crate::kernels::attention::landmarks`]). They follow from the
@@ -19,13 +20,18 @@
 
 use std::{ops::Range, sync::Arc};
 
-use scheduler::attention::{AttentionKind, Sparse};
+use scheduler::{
+    attention::{AttentionKind, Sparse},
+    session_kind::{CACHE_BLOCK, CacheType},
+};
 
 use super::LayerState;
 use crate::{
     Error, Result,
     kernels::{
-        Cpu, Far, KvQuarter, KvShape, QUARTER, attention::landmarks::landmark_len, new_quarter, quarter_len,
+        Cpu, Far, KvQuarter, KvShape, QUARTER,
+        attention::{landmarks::landmark_len, small::Layout},
+        new_quarter, quarter_len,
     },
 };
 
@@ -89,6 +95,11 @@ impl Paged {
         positions.div_ceil(QUARTER) * quarter_len(shape) * size_of::<u16>()
     }
 
+    /// The heads of the pages, and their form.
+    pub(crate) fn shape(&self) -> KvShape {
+        self.shape
+    }
+
     /// The pages, quarter by quarter, for the kernels.
     pub(crate) fn pages(&self) -> &[KvQuarter] {
         &self.pages
@@ -99,9 +110,32 @@ impl Paged {
         &mut self.pages
     }
 
-    /// Where the key and then the value of position `at` of a quarter are.
-    fn places(shape: KvShape, at: usize) -> impl Iterator<Item = usize> {
-        let KvShape { kv_heads, head_dim, latent } = shape;
+    /// Where the key and then the value of position `at` of a quarter are, and which of it are f16 numbers.
+    fn each_place(shape: KvShape, at: usize, mut visit: impl FnMut(usize, bool)) {
+        match shape.cache {
+            CacheType::F16 => Self::whole_places(shape, at).for_each(|place| visit(place, true)),
+            CacheType::Q8 | CacheType::Q4 => {
+                Self::small_places(shape, at).for_each(|(place, number)| visit(place, number));
+            }
+        }
+    }
+
+    /// The places where codes are kept.
+    fn small_places(shape: KvShape, at: usize) -> impl Iterator<Item = (usize, bool)> {
+        let layout = Layout::of(shape);
+        let head = QUARTER * shape.head_len();
+        let blocks = shape.head_dim.div_ceil(CACHE_BLOCK);
+        let of = move |h: usize| {
+            let keys = (0..blocks).flat_map(move |block| layout.key_units(at, block));
+            let values = (0..blocks).flat_map(move |block| layout.value_units(at, block));
+            keys.chain(values).map(move |(place, number)| (h * head + place, number))
+        };
+        (0..shape.kv_heads).flat_map(of)
+    }
+
+    /// The places where f16 numbers are kept.
+    fn whole_places(shape: KvShape, at: usize) -> impl Iterator<Item = usize> {
+        let KvShape { kv_heads, head_dim, latent, .. } = shape;
         let head = QUARTER * shape.head_len();
         let valued = if latent.is_some() { 0 } else { kv_heads };
         let key = move |d: usize| (at / GROUP * head_dim + d) * GROUP + at % GROUP;
@@ -114,8 +148,8 @@ impl Paged {
 
 impl LayerState for Paged {
     fn kind(&self) -> String {
-        let KvShape { kv_heads, head_dim, latent } = self.shape;
-        let mut kind = format!("paged f16 {kv_heads} x {head_dim}");
+        let KvShape { kv_heads, head_dim, latent, cache } = self.shape;
+        let mut kind = format!("paged {cache} {kv_heads} x {head_dim}");
         if let Some(values) = latent {
             kind += &format!(", {values} of them values");
         }
@@ -177,9 +211,9 @@ impl LayerState for Paged {
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
         for position in 0..len {
             let page = &self.pages[position / QUARTER];
-            for index in Self::places(self.shape, position % QUARTER) {
-                out.extend(page[index].to_le_bytes());
-            }
+            Self::each_place(self.shape, position % QUARTER, |index, _| {
+                out.extend(page[index].to_le_bytes())
+            });
         }
         Ok(())
     }
@@ -187,12 +221,14 @@ impl LayerState for Paged {
     fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()> {
         let mut values = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
         for position in 0..len {
-            for index in Self::places(self.shape, position % QUARTER) {
+            let (page, mut finite) = (Arc::make_mut(&mut self.pages[position / QUARTER]), true);
+            Self::each_place(self.shape, position % QUARTER, |index, number| {
                 let bits = values.next().unwrap_or_default();
-                if bits & 0x7c00 == 0x7c00 {
-                    return Err(Error::malformed(format!("snapshot: position {position}"), "is not finite"));
-                }
-                Arc::make_mut(&mut self.pages[position / QUARTER])[index] = bits;
+                finite &= !number || bits & 0x7c00 != 0x7c00;
+                page[index] = bits;
+            });
+            if !finite {
+                return Err(Error::malformed(format!("snapshot: position {position}"), "is not finite"));
             }
         }
         self.mark(0..len);
@@ -206,11 +242,18 @@ mod tests {
 
     #[test]
     fn places_cover_a_quarter_exactly_once() {
-        for latent in [None, Some(3)] {
-            let shape = KvShape { latent, ..KvShape::new(2, 4) };
+        let shape = |latent, dim, cache| KvShape { latent, cache, ..KvShape::new(2, dim) };
+        for shape in [
+            shape(None, 4, CacheType::F16),
+            shape(Some(3), 4, CacheType::F16),
+            shape(None, 4, CacheType::Q8),
+            shape(None, 80, CacheType::Q8),
+            shape(None, 64, CacheType::Q4),
+            shape(None, 33, CacheType::Q4),
+        ] {
             let mut seen = vec![0; quarter_len(shape)];
-            (0..QUARTER).flat_map(|at| Paged::places(shape, at)).for_each(|index| seen[index] += 1);
-            assert!(seen.iter().all(|&n| n == 1));
+            (0..QUARTER).for_each(|at| Paged::each_place(shape, at, |index, _| seen[index] += 1));
+            assert!(seen.iter().all(|&n| n == 1), "{shape:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! [`PrefixCache`] keeps them within a number of bytes, so that a prompt that begins like an earlier one (a chat's next
 //! turn, a shared system prompt) only computes what is new.
 
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 
 use super::SessionState;
 
@@ -26,11 +26,11 @@ impl PrefixCache {
         Self { kept: Vec::new(), limit_bytes, hits: 0, misses: 0 }
     }
 
-    /// The kept session of the same `attention` that shares the longest beginning with `tokens`, cut to it; its `len` says how many tokens need
+    /// The kept session of the same `kind` that shares the longest beginning with `tokens`, cut to it; its `len` says how many tokens need
     /// not be computed again, always fewer than `tokens`, so that the last one still gives logits.
-    pub fn take(&mut self, attention: AttentionKind, tokens: &[u32]) -> Option<SessionState> {
+    pub fn take(&mut self, kind: SessionKind, tokens: &[u32]) -> Option<SessionState> {
         let shared = |kept: &Kept| {
-            if kept.state.attention() != attention {
+            if kept.state.kind() != kind {
                 return 0;
             }
             let common = kept.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
@@ -89,17 +89,17 @@ mod tests {
     fn the_longest_shared_beginning_wins_and_old_sessions_leave() {
         let page = cache(1).bytes();
         let mut prefixes = PrefixCache::new(2 * page);
-        assert!(prefixes.take(AttentionKind::Dense, &[1, 2, 3]).is_none());
+        assert!(prefixes.take(SessionKind::DEFAULT, &[1, 2, 3]).is_none());
         prefixes.put(vec![1, 2, 3, 4], cache(4));
         prefixes.put(vec![1, 2, 9], cache(3));
-        assert_eq!(prefixes.take(AttentionKind::Dense, &[1, 2, 3, 4]).map(|kv| kv.len()), Some(3));
-        assert_eq!(prefixes.take(AttentionKind::Dense, &[1, 2, 3, 4]).map(|kv| kv.len()), Some(2));
+        assert_eq!(prefixes.take(SessionKind::DEFAULT, &[1, 2, 3, 4]).map(|kv| kv.len()), Some(3));
+        assert_eq!(prefixes.take(SessionKind::DEFAULT, &[1, 2, 3, 4]).map(|kv| kv.len()), Some(2));
         for first in 0..3 {
             prefixes.put(vec![first; 4], cache(4));
         }
         assert!(prefixes.bytes() <= 2 * page);
-        assert!(prefixes.take(AttentionKind::Dense, &[0, 0]).is_none());
-        assert_eq!(prefixes.take(AttentionKind::Dense, &[2, 2]).map(|kv| kv.len()), Some(1));
+        assert!(prefixes.take(SessionKind::DEFAULT, &[0, 0]).is_none());
+        assert_eq!(prefixes.take(SessionKind::DEFAULT, &[2, 2]).map(|kv| kv.len()), Some(1));
         assert_eq!(prefixes.hits_and_misses(), (3, 2));
     }
 }

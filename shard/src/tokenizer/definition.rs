@@ -18,9 +18,9 @@ pub struct Definition<'a> {
     pub scores: Vec<f32>,
     /// `tokenizer.ggml.merges`
     pub merges: Vec<&'a str>,
-    /// `tokenizer.ggml.bos_token_id`
+    /// `tokenizer.ggml.bos_token_id`; of WordPiece `cls_token_id`.
     pub bos: Option<u64>,
-    /// `tokenizer.ggml.eos_token_id`
+    /// `tokenizer.ggml.eos_token_id`; of WordPiece `seperator_token_id`.
     pub eos: Option<u64>,
     /// `tokenizer.ggml.eot_token_id`
     pub eot: Option<u64>,
@@ -32,10 +32,14 @@ pub struct Definition<'a> {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`
     pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_sep_token`
+    pub add_sep: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`
     pub add_space_prefix: Option<bool>,
     /// `tokenizer.ggml.remove_extra_whitespaces`
     pub remove_extra_whitespaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`
+    pub rules: Vec<u8>,
     /// Whether control tokens swallow the white space behind them (phi 3; the metadata cannot say so).
     pub strip_after_special: bool,
 }
@@ -49,9 +53,11 @@ impl<'a> Definition<'a> {
             .ok_or_else(|| Error::malformed("tokenizer.ggml.model", "is missing"))?;
         let list = |key| metadata.strings(key).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
         let id = |name: &str| metadata.u64(&format!("tokenizer.ggml.{name}_token_id"));
+        let word_piece = |name: &str| id(name).filter(|_| model == "bert");
         let flag = |name: &str| metadata.bool(&format!("tokenizer.ggml.{name}"));
         let kinds = metadata.i32s("tokenizer.ggml.token_type").unwrap_or_default();
         let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
+        let bytes = metadata.u64s("tokenizer.ggml.precompiled_charsmap");
         let phi3 = metadata.str("general.architecture") == Some("phi3") && model == "llama";
         Ok(Self {
             model,
@@ -60,15 +66,17 @@ impl<'a> Definition<'a> {
             kinds: kinds.into_iter().map(|number| Kind::from_number(number.into())).collect(),
             scores: metadata.f32s("tokenizer.ggml.scores").unwrap_or_default(),
             merges: list("tokenizer.ggml.merges"),
-            bos: id("bos"),
-            eos: id("eos"),
+            bos: word_piece("cls").or(id("bos")),
+            eos: word_piece("seperator").or(id("eos")),
             eot: id("eot"),
             eom: id("eom"),
             unknown: id("unknown"),
             add_bos: flag("add_bos_token"),
             add_eos: flag("add_eos_token"),
+            add_sep: flag("add_sep_token"),
             add_space_prefix: flag("add_space_prefix"),
             remove_extra_whitespaces: flag("remove_extra_whitespaces"),
+            rules: bytes.into_iter().flatten().map(|byte| byte as u8).collect(),
             strip_after_special: phi3 || ["phi-3", "phi3"].iter().any(|part| name.contains(part)),
         })
     }

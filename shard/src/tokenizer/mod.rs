@@ -1,14 +1,13 @@
 //! Text to token ids and back, as the model was trained.
 //!
 //! What: a [`Tokenizer`] is built from the `tokenizer.ggml.*` metadata of a GGUF file, with or without weights in it.
-//! Byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) and its variant with merges (`gemma4`) are here; WordPiece (`bert`), unigram (`t5`) and others
-//! are refused by name. [`chat`] renders conversations with the model's own template.
+//! Byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) and its variant with merges (`gemma4`), WordPiece (`bert`) and unigram (`t5`) are here; others are refused by name. [`chat`] renders conversations with the model's own template.
 //!
 //! Why our own: text comes from strangers and so do vocabularies. Nothing here backtracks, recurses over input or looks at anything
 //! more than O(n log n) times, and no table is larger than the file it came from asks for.
 //!
 //! How: special tokens are found first ([`special`]); what lies between them is cut into pieces ([`pretokenize`]) and
-//! merged ([`bpe`], [`spm`], both on [`merge`]). [`stream`] goes the other way, one token at a time.
+//! merged ([`bpe`], [`spm`], both on [`merge`]) or looked up ([`wordpiece`], [`unigram`]). [`stream`] goes the other way, one token at a time.
 //!
 //! Limits: a text is at most [`MAX_TEXT_BYTES`]. No Unicode normalization is done (qwen2's Hugging Face tokenizer applies
 //! NFC; llama.cpp, and therefore the tokens GGUF users get elsewhere, do not). `clean_up_tokenization_spaces`
@@ -25,7 +24,9 @@ pub mod special;
 pub mod spm;
 pub mod stream;
 pub mod unicode;
+pub mod unigram;
 pub mod vocabulary;
+pub mod wordpiece;
 
 pub use definition::Definition;
 use special::{Fragment, Specials};
@@ -88,6 +89,8 @@ impl Encode {
 enum Model {
     Bpe(Box<bpe::Bpe>),
     Spm(Box<spm::Spm>),
+    WordPiece(Box<wordpiece::WordPiece>),
+    Unigram(Box<unigram::Unigram>),
 }
 
 /// A model's tokens and how to use them. Ids are the rows of its embedding.
@@ -102,6 +105,7 @@ pub struct Tokenizer {
     longest: usize,
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
     add_space_prefix: bool,
     strip_after_special: bool,
 }
@@ -128,9 +132,12 @@ impl Tokenizer {
                 ));
             }
         }
-        let spm = match d.model {
-            "gpt2" => false,
-            "llama" | "gemma4" => true,
+        // The ids of begin, end and unknown where files do not state them.
+        let (spm, usual) = match d.model {
+            "gpt2" => (false, [None; 3]),
+            "llama" | "gemma4" => (true, [Some(1), Some(2), Some(0)]),
+            "t5" => (true, [None, Some(1), Some(2)]),
+            "bert" => (true, [Some(101), Some(102), Some(100)]),
             other => return Err(Error::unsupported(format!("tokenizer {other} (tokenizer.ggml.model)"))),
         };
         let id = |given: Option<u64>, default: Option<u32>| match given {
@@ -138,9 +145,8 @@ impl Tokenizer {
             Some(id) => u32::try_from(id).ok().filter(|&id| (id as usize) < count),
             None => default.filter(|&id| (id as usize) < count),
         };
-        let bos = id(d.bos, spm.then_some(1));
-        let eos = id(d.eos, spm.then_some(2));
-        let unknown = id(d.unknown, spm.then_some(0));
+        let [bos, eos, unknown] = [(d.bos, usual[0]), (d.eos, usual[1]), (d.unknown, usual[2])]
+            .map(|(given, usual)| id(given, usual));
         let (eot, eom) = (id(d.eot, None), id(d.eom, None));
         let ends = [bos, eos, eot, eom];
         let kind = |id: usize| match d.kinds.get(id).copied().unwrap_or(Kind::Normal) {
@@ -160,7 +166,14 @@ impl Tokenizer {
         }
         let listed = d.model == "gemma4";
         let add_space_prefix = d.add_space_prefix.unwrap_or(!listed);
-        let (model, add_bos) = if spm {
+        let word_piece = d.model == "bert";
+        let (model, add_bos) = if word_piece {
+            (Model::WordPiece(Box::new(wordpiece::WordPiece::new(&vocabulary, unknown))), true)
+        } else if d.model == "t5" {
+            let whitespaces = (add_space_prefix, d.remove_extra_whitespaces.unwrap_or(true));
+            let unigram = unigram::Unigram::new(&vocabulary, &d.scores, unknown, &d.rules, whitespaces)?;
+            (Model::Unigram(Box::new(unigram)), false)
+        } else if spm {
             let options = spm::Options {
                 add_space_prefix,
                 remove_extra_whitespaces: d.remove_extra_whitespaces.unwrap_or(false),
@@ -186,7 +199,8 @@ impl Tokenizer {
             stop_ids,
             longest: longest.max(MAX_CHARACTER_BYTES),
             add_bos: d.add_bos.unwrap_or(add_bos),
-            add_eos: d.add_eos.unwrap_or(false),
+            add_eos: d.add_eos.unwrap_or(word_piece),
+            add_sep: d.add_sep.unwrap_or(false),
             add_space_prefix: spm && add_space_prefix,
             strip_after_special: d.strip_after_special,
         })
@@ -206,6 +220,8 @@ impl Tokenizer {
         }
         let mut first = true;
         let (mut bpe_scratch, mut spm_scratch) = (bpe::Scratch::default(), spm::Scratch::default());
+        let (mut words_scratch, mut unigram_scratch) =
+            (wordpiece::Scratch::default(), unigram::Scratch::default());
         let strips = |id| self.strip_after_special && self.swallows_space(id);
         self.specials.split(&self.vocabulary, text, how.special, strips, |fragment| match fragment {
             Fragment::Token(id) => {
@@ -216,6 +232,12 @@ impl Tokenizer {
                 match &self.model {
                     Model::Bpe(bpe) => bpe.encode(&self.vocabulary, text, &mut bpe_scratch, &mut ids),
                     Model::Spm(spm) => spm.encode(&self.vocabulary, text, first, &mut spm_scratch, &mut ids),
+                    Model::Unigram(unigram) => {
+                        unigram.encode(&self.vocabulary, text, first, &mut unigram_scratch, &mut ids)
+                    }
+                    Model::WordPiece(words) => {
+                        words.encode(&self.vocabulary, text, &mut words_scratch, &mut ids)
+                    }
                 }
                 first = false;
             }
@@ -223,6 +245,18 @@ impl Tokenizer {
         if how.bos {
             ids.extend(self.closing());
         }
+        Ok(ids)
+    }
+
+    /// The ids of two texts that are read together, as models that rank texts were trained on them: each with the token that
+    /// closes texts behind it, and between them one more where the file says so. Errors as for [`Tokenizer::encode`].
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<u32>> {
+        let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
+        ids.extend(self.encode(first, Encode::PLAIN)?);
+        ids.extend(self.closing());
+        ids.extend(self.eos.filter(|_| self.add_sep));
+        ids.extend(self.encode(second, Encode::PLAIN)?);
+        ids.extend(self.closing());
         Ok(ids)
     }
 
@@ -342,7 +376,7 @@ impl Tokenizer {
         match self.vocabulary.kind(id) {
             Kind::Byte => spm::byte_of(text).map_or(Printed::Literal(text), Printed::Byte),
             Kind::Control | Kind::Unknown | Kind::Unused if !special => Printed::Literal(&[]),
-            Kind::Normal if matches!(self.model, Model::Spm(_)) => Printed::Spelled(text),
+            Kind::Normal if !matches!(self.model, Model::Bpe(_)) => Printed::Spelled(text),
             _ => Printed::Literal(text),
         }
     }

@@ -128,7 +128,7 @@ impl Table {
 }
 
 /// The code points a one-character pattern matches; the patterns are the constants above, all valid.
-fn ranges(pattern: &str) -> Vec<(u32, u32)> {
+pub(super) fn ranges(pattern: &str) -> Vec<(u32, u32)> {
     let hir = regex_syntax::parse(pattern).expect("a constant pattern");
     match hir.kind() {
         HirKind::Class(Class::Unicode(class)) => {

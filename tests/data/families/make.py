@@ -90,7 +90,7 @@ def draw(family, name, shape, rng):
     if re.search(r"[qk]_proj", inner):
         return normal(side / math.sqrt(hidden))
     if inner in ("mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.router.weight",
-                 "block_sparse_moe.router.weight", "feed_forward.router.weight"):
+                 "block_sparse_moe.router.weight", "feed_forward.router.weight", "feed_forward.gate.weight"):
         return normal(1.5 / math.sqrt(hidden))
     if family.arch == "gpt-oss" and ".experts." in inner:
         # [E, in, out]; large gates and ups, so that the clamps act
@@ -98,7 +98,7 @@ def draw(family, name, shape, rng):
         return normal(gain * family.residual / math.sqrt(shape[-2]))
     if inner == "conv.conv.weight":
         return normal(0.7)
-    if family.arch == "lfm2" and re.search(r"out_proj|w2", inner):
+    if family.arch.startswith("lfm2") and re.search(r"out_proj|w2", inner):
         return normal((2.5 if "conv" in inner else 1.5) * family.residual / math.sqrt(shape[-1]))
     if family.arch == "llama4" and ".experts." in inner:
         # [E, in, out]
@@ -115,7 +115,7 @@ def build(family):
         for name, parameter in model.named_parameters():
             parameter.copy_(exact(draw(family, name, parameter.shape, rng)))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(exact(torch.randn(buffer.shape, generator=rng) * 0.3))
             elif name.endswith("layer_scalar"):
                 buffer.copy_(exact(gemma4.scalar(rng)))

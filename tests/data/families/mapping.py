@@ -44,6 +44,7 @@ LAYER = {
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.gate": "ffn_gate_inp",
     "feed_forward.w1": "ffn_gate",
     "feed_forward.w2": "ffn_down",
     "feed_forward.w3": "ffn_up",
@@ -122,7 +123,7 @@ def tensors(family, state):
             yield f"token_embd_norm.{suffix}", array
         elif stem in ("norm", "final_layernorm"):
             yield f"output_norm.{suffix}", array
-        elif suffix in ("sinks", "e_score_correction_bias"):
+        elif suffix in ("sinks", "e_score_correction_bias", "expert_bias"):
             block = "blk." + stem.split(".")[1]
             yield f"{block}.{'attn_sinks.weight' if suffix == 'sinks' else 'exp_probs_b.bias'}", array
         elif arch == "llama4" and ".experts" in stem:
@@ -135,7 +136,7 @@ def tensors(family, state):
                     yield f"{block}.ffn_{part}_exps.weight", half
         elif arch == "gpt-oss" and ".experts" in stem:
             yield from gpt_oss_experts("blk." + stem.split(".")[1], suffix, array)
-        elif experts := re.fullmatch(r"layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(gate_up|down)_proj", full.removeprefix("model.")):
+        elif experts := re.fullmatch(r"layers\.(\d+)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(gate_up|down)_proj", full.removeprefix("model.")):
             block = f"blk.{experts[1]}"
             if experts[2] == "down":
                 yield f"{block}.ffn_down_exps.weight", array
@@ -267,7 +268,7 @@ def metadata(writer, family, head_dim):
     elif hasattr(config, "intermediate_size"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    if arch == "lfm2":
+    if arch.startswith("lfm2"):
         writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
     elif arch != "gemma4":
@@ -277,7 +278,7 @@ def metadata(writer, family, head_dim):
     if arch in LAYER_NORM:
         writer.add_layer_norm_eps(getattr(config, LAYER_NORM[arch]))
     else:
-        writer.add_layer_norm_rms_eps(config.norm_eps if arch == "lfm2" else config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if arch.startswith("lfm2") else config.rms_norm_eps)
     if arch == "deepseek2":
         latent_metadata(writer, config)
     elif arch != "gemma4" and (head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4")):
@@ -294,7 +295,10 @@ def metadata(writer, family, head_dim):
         writer.add_attention_scale(config.attention_multiplier)
     if arch in ("cohere2", "command-r"):
         writer.add_logit_scale(config.logit_scale)
-    if arch in ("glm4moe", "dots1", "minimax-m2"):
+    if arch == "lfm2moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+    if arch in ("glm4moe", "dots1", "minimax-m2", "lfm2moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if arch in ("gpt-oss", "minimax-m2"):
         writer.add_expert_feed_forward_length(config.intermediate_size)

@@ -57,6 +57,7 @@ SEEDS = {
     "deepseek_v3": 0,
     "llama4": 1,
     "lfm2": 0,
+    "lfm2moe": 5,
     "gemma4": 15,
     "gemma4_moe": 8,
     "gemma4_e": 4,
@@ -166,6 +167,9 @@ def families():
     lfm2 = base(326, 64, 4, 2, 96, 5, 1e-5, True, default_rope(1e6), conv_L_cache=3, block_auto_adjust_ff_dim=False,
                 layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], bos_token_id=None, eos_token_id=None)
     lfm2["norm_eps"] = lfm2.pop("rms_norm_eps")
+    lfm2_moe = {key: value for key, value in lfm2.items() if not key.startswith("block_")}
+    lfm2_moe |= dict(vocab_size=327, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, num_dense_layers=2,
+                     norm_topk_prob=True)
     proportional = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
     gemma4 = {"full_attention": proportional, "sliding_attention": plain}
 
@@ -289,6 +293,7 @@ def families():
                                           **groups, norm_topk_prob=True, n_shared_experts=1, routed_scaling_factor=2.5,
                                           num_mtp_layers=0)), hf="bf16", hf_style="v5"),
         Family("lfm2", "lfm2", tf.Lfm2ForCausalLM, tf.Lfm2Config(**lfm2)),
+        Family("lfm2moe", "lfm2moe", tf.Lfm2MoeForCausalLM, tf.Lfm2MoeConfig(**lfm2_moe)),
         Family("llama4", "llama4", tf.Llama4ForCausalLM,
                tf.Llama4TextConfig(**base(325, 64, 4, 2, 32, 5, 1e-5, False, llama3, head_dim=32, intermediate_size_mlp=96,
                                           num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2,

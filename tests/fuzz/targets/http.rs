@@ -84,6 +84,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ),
     ("/v1/responses", &["input", "model", "stream", "tools", "instructions", "max_output_tokens", "text"]),
     ("/v1/embeddings", &["input", "model", "encoding_format", "dimensions"]),
+    ("/v1/rerank", &["query", "documents", "model", "top_n", "return_documents", "truncate"]),
     (
         "/v1/messages",
         &[

@@ -24,7 +24,7 @@ use p2p::{
     },
 };
 use scheduler::{
-    AttentionKind, LayerRange, Millis, ModelId, NodeId, SessionId,
+    LayerRange, Millis, ModelId, NodeId, SessionId, SessionKind,
     admit::{Limits, Tier},
     door::{self, Decision, Door, Key, Refused, Terms},
     session::Taken,
@@ -340,7 +340,7 @@ fn lease(session: SessionId, epoch: u32, u: &mut Unstructured<'_>) -> arbitrary:
         positions,
         at: u.int_in_range(0..=positions.min(9))?,
         rounding,
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         next: None,
         previous: if u.arbitrary()? { Some(node(u)?) } else { None },
         log: u.arbitrary()?,

@@ -20,7 +20,7 @@ use p2p::{
         frame::{Header, Hello, MAX_FRAME},
     },
 };
-use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
+use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 use tempfile::TempDir;
 
 use super::{ANSWER, MAX_GROWTH_KIB, MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
@@ -82,7 +82,7 @@ fn frames_that_are_never_finished_hold_little() {
             positions: 512,
             at: 0,
             rounding: Rounding::NONE,
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             next: None,
             previous: None,
             log: false,

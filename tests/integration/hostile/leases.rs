@@ -15,7 +15,7 @@ use p2p::{
         frame::{Header, Hello, Kind},
     },
 };
-use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId, rng::Rng};
+use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind, rng::Rng};
 use tempfile::TempDir;
 
 #[path = "../../../scheduler/tests/model/mod.rs"]
@@ -70,7 +70,7 @@ impl Stranger {
             positions: 16,
             at: 0,
             rounding: Rounding::NONE,
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             next: None,
             previous: None,
             log: false,

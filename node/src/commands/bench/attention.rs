@@ -17,7 +17,7 @@ pub(super) fn run(args: &BenchArgs, positions: usize) -> Result<()> {
     let Device::Cpu(cpu) = &device else {
         return Err(Error::usage("--positions times the kernels of the processor: add --device cpu"));
     };
-    let times = probe::attention(cpu, args.attention.kind, positions, args.runs as usize)?;
+    let times = probe::attention(cpu, args.attention.session(), positions, args.runs as usize)?;
     let (pairs, dense) =
         (args.attention.kind.pairs(positions as u64), positions as u64 * (positions as u64 + 1) / 2);
     let (pass_ms, step_ms) = (quantile(times.pass_ms, 0.5), quantile(times.step_ms, 0.5));
@@ -27,6 +27,7 @@ pub(super) fn run(args: &BenchArgs, positions: usize) -> Result<()> {
     if args.json {
         return output::json_line(&json!({
             "attention": args.attention.kind.to_string(),
+            "kv_cache_type": args.attention.kv_cache_type.name(),
             "positions": positions,
             "heads": heads,
             "head_dim": dim,
@@ -42,7 +43,7 @@ pub(super) fn run(args: &BenchArgs, positions: usize) -> Result<()> {
     }
     say!(
         "{} over {positions} positions, {heads} heads of {dim}, on {} threads",
-        args.attention.kind,
+        args.attention.session(),
         cpu.pool().threads()
     );
     say!("pairs     {pairs:>9} of {dense}, {:.1} times fewer", dense as f64 / pairs as f64);

@@ -1,5 +1,6 @@
 //! Commands that ask the running node one question.
 
+use scheduler::{CacheType, SessionKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -269,8 +270,13 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": &args.prompt }]);
     let prompt = PromptInput::Messages(messages);
-    let mut ask =
-        remote::question(prompt, &args.route, (args.wire.choice(), args.attention.kind), &sampling, false)?;
+    let mut ask = remote::question(
+        prompt,
+        &args.route,
+        (args.wire.choice(), args.attention.session()),
+        &sampling,
+        false,
+    )?;
     ask.model = args.model.clone().unwrap_or_default();
     asked(home, &Question::Plan(Box::new(ask)))
 }
@@ -279,9 +285,10 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
 fn rounded(own: &Conducted) -> String {
     let cuts: Vec<String> = own.cuts.iter().map(u32::to_string).collect();
     let at = if cuts.is_empty() { String::new() } else { format!(" --cuts {}", cuts.join(",")) };
-    let sees =
-        if own.attention.is_dense() { String::new() } else { format!(" --attention {}", own.attention) };
-    format!("--wire {}{at}{sees}", own.wire.name())
+    let SessionKind { attention, cache } = own.kind;
+    let sees = if attention.is_dense() { String::new() } else { format!(" --attention {attention}") };
+    let keeps = if cache == CacheType::F16 { String::new() } else { format!(" --kv-cache-type {cache}") };
+    format!("--wire {}{at}{sees}{keeps}", own.wire.name())
 }
 
 fn show_plan(asked: &PlanReport) -> Result<()> {

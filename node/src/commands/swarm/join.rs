@@ -99,7 +99,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
             context,
             threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
-            device: args.engine.device,
+            device: args.engine.device()?,
             kv_bytes: args.hold.memory << 20,
             pin: !args.engine.no_pin,
             nice: true,

@@ -151,7 +151,7 @@ fn start_node(
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);
     }
-    command.args(["--device", &engine.device.to_string(), "--link", links.link.name()]);
+    command.args(["--device", &engine.device()?.to_string(), "--link", links.link.name()]);
     command.args(["--spin", &links.spin.to_string(), "--link-loss", &links.link_loss.to_string()]);
     command.args(["--link-turn", &links.link_turn.to_string()]);
     if let Some(ctx) = engine.ctx {

@@ -1,6 +1,6 @@
 //! A prompt through the running node, shown as it comes.
 
-use scheduler::AttentionKind;
+use scheduler::SessionKind;
 use std::{path::Path, time::Duration};
 
 use api::choice::WireChoice;
@@ -21,7 +21,7 @@ use crate::{
 pub fn question(
     prompt: PromptInput,
     route: &RouteArgs,
-    (wire, attention): (WireChoice, AttentionKind),
+    (wire, kind): (WireChoice, SessionKind),
     sampling: &SamplingArgs,
     may_stay_home: bool,
 ) -> Result<PromptRequest> {
@@ -32,7 +32,7 @@ pub fn question(
         mode: route.mode.unwrap_or(Mode::Boomerang),
         may_stay_home,
         wire,
-        attention,
+        kind,
         trusted: route.trust.clone(),
         ends: Ends { head: route.head, tail: route.tail },
         sampling: Sampling { draft: sampling.draft.clone(), ..(&request.sampling).into() },

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use scheduler::{AttentionKind, LayerSet};
+use scheduler::{LayerSet, SessionKind};
 use serde_json::json;
 
 use super::{ask::asked, local, remote, runtime};
@@ -51,7 +51,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     let ask = remote::question(
         messages,
         &args.route,
-        (args.wire.choice(), AttentionKind::Dense),
+        (args.wire.choice(), SessionKind::DEFAULT),
         &args.sampling,
         false,
     )?;

@@ -31,7 +31,7 @@ impl Judge {
         let spec = Spec {
             threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
-            device: args.engine.device,
+            device: args.engine.device()?,
             pin: !args.engine.no_pin,
             layers: LayerRange::new(0, 1).into_iter().collect(),
             ..Spec::new(source(&args.engine.model)?)
@@ -65,7 +65,7 @@ impl Reexecute for Judge {
         let case = Case {
             layers: terms.layers,
             rounding: terms.rounding.clone(),
-            attention: terms.attention,
+            kind: terms.kind,
             hidden: terms.hidden as usize,
             inputs: (wire, inputs.iter().flat_map(|(_, row)| *row).copied().collect()),
             output: form,

@@ -15,7 +15,7 @@ use p2p::{
         delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
     },
 };
-use scheduler::{AttentionKind, ModelId, NodeId};
+use scheduler::{ModelId, NodeId, SessionKind};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -201,7 +201,7 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         mode: Mode::Boomerang,
         may_stay_home: true,
         wire: WireChoice::default(),
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         trusted: Vec::new(),
         ends: Ends::default(),
         sampling,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::{choice::Wire, inference::Format};
-use scheduler::{NodeId, backlog::Shed};
+use scheduler::{CacheType, NodeId, backlog::Shed};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 
@@ -100,7 +100,8 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("logprobs", ask.sampling.logprobs),
         ("cuts", !ask.wire.cuts.is_empty()),
         ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),
-        ("attention", !ask.attention.is_dense()),
+        ("attention", !ask.kind.attention.is_dense()),
+        ("kv_cache_type", ask.kind.cache != CacheType::F16),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)

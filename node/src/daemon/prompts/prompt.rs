@@ -235,12 +235,12 @@ impl PromptTask {
             );
             return Err(Trouble::invalid("mode", why));
         }
-        if !ready.attends(ask.attention) {
+        if let Some(field) = ready.lacks(ask.kind) {
             let why = format!(
-                "attention {} is not computed for this model on this device: choose dense",
-                ask.attention
+                "this model on this device does not compute sessions of {}: choose dense, and f16",
+                ask.kind
             );
-            return Err(Trouble::invalid("attention", why));
+            return Err(Trouble::invalid(field, why));
         }
         let formed = rounding::session(&ask.wire, ready.num_layers, ready.hidden as usize);
         let (wire, cuts) = formed.map_err(|(field, why)| Trouble::invalid(field, why))?;
@@ -278,7 +278,7 @@ impl PromptTask {
         let scored = ask.api.echo && sampling.logprobs;
         let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict && !scored);
         let fixed = said.rounding.as_deref().or(cuts.as_deref());
-        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, ask.attention, (wire, fixed));
+        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, ask.kind, (wire, fixed));
         let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         let question = RouteQuestion {
@@ -410,7 +410,7 @@ impl PromptTask {
             verify: ask.verify,
             wire: rounding::word(rounding.wire()),
             cuts: rounding.boundaries().to_vec(),
-            attention: ask.attention,
+            kind: ask.kind,
             reasoning,
             plan: prediction(&routed, prompt_tokens, wire),
         };
@@ -446,7 +446,7 @@ impl PromptTask {
                 show_special: ask.api.show_special,
                 echo: ask.api.echo.then_some(matches!(ask.prompt, PromptInput::Text(_))),
             },
-            form: RowForm { rounding, attention: ask.attention, hidden: self.local.ready.hidden as usize },
+            form: RowForm { rounding, kind: ask.kind, hidden: self.local.ready.hidden as usize },
             route: PlannedRoute {
                 pipeline: routed.route.pipeline,
                 standbys: routed.standbys,

@@ -192,7 +192,7 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         model: route.model.clone(),
         me: route.me.clone(),
         wire: route.wire,
-        attention: route.attention,
+        kind: route.kind,
         cuts: route.cuts.clone(),
         gave_up,
         stop: report.said.met.clone(),

@@ -40,7 +40,7 @@ fn question(ask: &PromptRequest) -> Value {
     // What drafts changes no token.
     let sampling = Sampling { draft: Draft::default(), ..ask.sampling.clone() };
     let question = json!({
-        "prompt": ask.prompt, "wire": ask.wire, "attention": ask.attention.to_string(), "sampling": sampling, "seed": ask.seed,
+        "prompt": ask.prompt, "wire": ask.wire, "kind": ask.kind.to_string(), "sampling": sampling, "seed": ask.seed,
         "max_tokens": ask.max_tokens, "stop": ask.stop, "api": ask.api,
     });
     serde_json::from_str(&question.to_string()).unwrap_or(question)
@@ -54,7 +54,7 @@ pub(super) fn events(kept: &Kept) -> Vec<PromptEvent> {
 #[cfg(test)]
 mod tests {
     use api::choice::WireChoice;
-    use scheduler::AttentionKind;
+    use scheduler::SessionKind;
     use serde_json::json;
 
     use super::{events, interrupted};
@@ -71,7 +71,7 @@ mod tests {
             mode: Mode::Open,
             may_stay_home: false,
             wire: WireChoice::default(),
-            attention: AttentionKind::Dense,
+            kind: SessionKind::DEFAULT,
             trusted: Vec::new(),
             ends: Ends::default(),
             // Not the shortest way to write them: a journal may give back their neighbors.

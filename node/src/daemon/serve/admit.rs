@@ -121,8 +121,9 @@ impl Serving {
             return self.node.network.answer(reply, refusal);
         }
         let held = self.models.get(lease.model);
-        let kv_bytes =
-            held.map_or(0, |held| held.ready.state_bytes(lease.layers, u64::from(lease.positions)));
+        let kv_bytes = held.map_or(0, |held| {
+            held.ready.state_bytes(lease.layers, u64::from(lease.positions), lease.kind.cache)
+        });
         self.door.next_id += 1;
         let ask = door::Ask {
             id: self.door.next_id,
@@ -165,8 +166,8 @@ impl Serving {
         if !served.iter().any(|range| range.covers(lease.layers)) {
             return Some(Answer::not_held(served));
         }
-        if self.models.get(lease.model).is_some_and(|held| !held.ready.attends(lease.attention)) {
-            let why = format!("attention {} is not computed here: choose dense", lease.attention);
+        if self.models.get(lease.model).is_some_and(|held| held.ready.lacks(lease.kind).is_some()) {
+            let why = format!("sessions of {} are not computed here: choose dense, and f16", lease.kind);
             return Some(Answer::refused(Refusal::Malformed, &why));
         }
         if self.gate.paused {

@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use api::choice::{Wire, WireChoice};
-use scheduler::{AttentionKind, NodeId};
+use scheduler::{NodeId, SessionKind};
 use serde_json::{Value, json};
 
 use crate::{
@@ -108,7 +108,7 @@ pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
         mode: Mode::Boomerang,
         may_stay_home: false,
         wire: WireChoice { wire: Some(Wire::Q8), ..WireChoice::default() },
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         trusted: Vec::new(),
         ends: Ends::default(),
         sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },

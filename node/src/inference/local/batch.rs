@@ -18,7 +18,7 @@ mod gauges;
 mod pooling;
 mod session;
 
-use scheduler::AttentionKind;
+use scheduler::{CacheType, SessionKind};
 use std::{
     collections::VecDeque,
     sync::{
@@ -88,8 +88,8 @@ pub struct Ask {
     pub echo: Option<Echo>,
     /// What may draft its tokens.
     pub draft: Draft,
-    /// Which earlier positions its rows see; the device computes it.
-    pub attention: AttentionKind,
+    /// Which earlier positions its rows see, and how keys and values are kept; the device computes it.
+    pub kind: SessionKind,
 }
 
 /// An answer on its way to the compute thread.
@@ -140,13 +140,14 @@ impl Jobs {
     }
 
     /// Hands texts over as token ids, each at least one and no more than the context. Their vectors come in the same
-    /// order, each of length 1 and as wide as the model; dropping what is returned cancels.
+    /// order, each of length 1 and as wide as the model, or where they are to be `ranked` their score alone; dropping what is
+    /// returned cancels.
     ///
     /// # Errors
     /// As for [`Jobs::start`].
-    pub fn embed(&self, inputs: Vec<Vec<u32>>) -> Result<oneshot::Receiver<Vectors>, Failure> {
+    pub fn embed(&self, inputs: Vec<Vec<u32>>, ranked: bool) -> Result<oneshot::Receiver<Vectors>, Failure> {
         let (reply, answer) = oneshot::channel();
-        self.send(Work::Embed(Texts { inputs, reply })).map(|()| answer)
+        self.send(Work::Embed(Texts { inputs, ranked, reply })).map(|()| answer)
     }
 
     /// How much is under way.
@@ -183,14 +184,15 @@ impl Room {
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
 /// that begin like earlier ones.
 pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
-    let vocab = model.executor.blueprint().vocab;
+    let (vocab, encodes) = (model.executor.blueprint().vocab, model.executor.blueprint().encodes());
     let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
-    let rows = CHUNK_ROWS.max(items);
+    // An encoder reads a text in one pass.
+    let rows = if encodes { model.ctx } else { CHUNK_ROWS }.max(items);
     let capacity = Capacity { rows, items, logit_rows: items };
     let mut batch = Batch {
         model,
         workspace: Workspace::new(&*model.executor, capacity)?,
-        position_bytes: position_bytes(model),
+        position_bytes: position_bytes(model, CacheType::F16),
         waiting: VecDeque::new(),
         sessions: Vec::new(),
         pooling: Pooling::default(),
@@ -210,9 +212,9 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
 }
 
 /// Bytes that a position of a session costs, with its share of what a session costs anyway.
-fn position_bytes(model: &Model) -> usize {
+fn position_bytes(model: &Model, cache: CacheType) -> usize {
     let positions = model.ctx.min(256);
-    model.executor.state_bytes(model.executor.range(), positions).div_ceil(positions)
+    model.executor.state_bytes(model.executor.range(), positions, cache).div_ceil(positions)
 }
 
 struct Batch<'m> {
@@ -291,7 +293,8 @@ impl<'m> Batch<'m> {
         }
         while let Some(job) = self.waiting.front() {
             let room = job.ask.max_tokens.min(self.model.ctx - job.ask.prompt.len().min(self.model.ctx) + 1);
-            let bytes = (job.ask.prompt.len() + room).min(self.model.ctx) * self.position_bytes;
+            let position_bytes = position_bytes(self.model, job.ask.kind.cache);
+            let bytes = (job.ask.prompt.len() + room).min(self.model.ctx) * position_bytes;
             if !self.room().has(bytes) || self.sessions.len() == MAX_SESSIONS {
                 return;
             }

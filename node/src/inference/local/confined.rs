@@ -25,6 +25,7 @@ use api::{
     choice::Draft,
     inference::{
         EmbedRequest, Embeddings, Event, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
+        Ranking, RerankRequest,
     },
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
@@ -132,7 +133,7 @@ impl Confined {
     /// As [`Self::start`], with the program that engines are started from.
     ///
     /// # Errors
-    /// None so far.
+    /// Those of [`EngineArgs::device`].
     pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
         let spec = EngineSpec {
             model: args.model.clone(),
@@ -141,7 +142,7 @@ impl Confined {
             processors: Vec::new(),
             threads: args.threads,
             ctx: args.ctx,
-            device: args.device.to_string(),
+            device: args.device()?.to_string(),
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,
@@ -155,6 +156,24 @@ impl Confined {
     /// Whether the model is loaded, or why it cannot be; `None` while it loads.
     pub fn loaded(&self) -> Option<Result<(), String>> {
         lock(&self.shared.state).loaded.as_ref().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))
+    }
+
+    /// What the engine makes of texts.
+    fn pooled(
+        &self,
+        message: impl FnOnce(u64) -> ToEngine + Send + 'static,
+    ) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        let shared = self.shared.clone();
+        async move {
+            shared.info()?;
+            let id = shared.id();
+            let (done, embedded) = oneshot::channel();
+            let _ticket = Ticket { shared: shared.clone(), id, read: 0 };
+            let running = Running::Texts { vectors: Vec::new(), done };
+            shared.begin(id, &message(id), running)?;
+            embedded.await.map_err(|_| lost())?
+        }
+        .boxed()
     }
 
     /// The engine's process number; 0 while there is none.
@@ -410,17 +429,15 @@ impl Inference for Confined {
     }
 
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
-        let shared = self.shared.clone();
-        async move {
-            shared.info()?;
-            let id = shared.id();
-            let (done, embedded) = oneshot::channel();
-            let _ticket = Ticket { shared: shared.clone(), id, read: 0 };
-            let running = Running::Texts { vectors: Vec::new(), done };
-            shared.begin(id, &ToEngine::Embed { id, request }, running)?;
-            embedded.await.map_err(|_| lost())?
-        }
-        .boxed()
+        self.pooled(|id| ToEngine::Embed { id, request })
+    }
+
+    fn rerank(&self, request: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
+        let ranking = |Embeddings { model, vectors, prompt_tokens }| {
+            let scores = vectors.into_iter().flatten().collect();
+            Ranking { model, scores, prompt_tokens }
+        };
+        self.pooled(|id| ToEngine::Rerank { id, request }).map(move |made| made.map(ranking)).boxed()
     }
 
     fn swarm(&self) -> SwarmSnapshot {

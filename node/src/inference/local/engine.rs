@@ -14,7 +14,7 @@ use std::{
 
 use api::{
     Inference,
-    inference::{EmbedRequest, Event, GenerateRequest, TokenLogprobs},
+    inference::{EmbedRequest, Event, GenerateRequest, Ranking, RerankRequest, TokenLogprobs},
 };
 use futures::StreamExt;
 use shard::{executor::Device, kernels::threads::Pool};
@@ -86,13 +86,14 @@ pub fn run() -> Result<()> {
         ctx: spec.ctx,
         isa: spec.isa.clone(),
         device: spec.device.parse()?,
+        gpu_memory: None,
         no_pin: spec.no_pin,
     };
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors));
-        let device = Device::open(args.device, on)?;
+        let device = Device::open(args.device()?, on)?;
         Model::of(located.as_ref(), &args, device)
     };
     let alone = Alone::of(load, name, kv_bytes)?;
@@ -127,6 +128,10 @@ async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {
             }
             ToEngine::Embed { id, request } => {
                 let task = tokio::spawn(embed(alone.clone(), id, request, said.clone()));
+                running.insert(id, (task.abort_handle(), Arc::new(Semaphore::new(0))));
+            }
+            ToEngine::Rerank { id, request } => {
+                let task = tokio::spawn(rerank(alone.clone(), id, request, said.clone()));
                 running.insert(id, (task.abort_handle(), Arc::new(Semaphore::new(0))));
             }
             ToEngine::Read { id, events } => {
@@ -239,6 +244,16 @@ async fn embed(alone: Arc<Alone>, id: u64, request: EmbedRequest, to: mpsc::Send
                 say(&to, &FromEngine::Vector { id, values }).await;
             }
             let (model, prompt_tokens) = (embeddings.model, embeddings.prompt_tokens);
+            say(&to, &FromEngine::Embedded { id, model, prompt_tokens }).await;
+        }
+        Err(failure) => say(&to, &FromEngine::Refused { id, failure }).await,
+    }
+}
+
+async fn rerank(alone: Arc<Alone>, id: u64, request: RerankRequest, to: mpsc::Sender<Vec<u8>>) {
+    match alone.rerank(request).await {
+        Ok(Ranking { model, scores, prompt_tokens }) => {
+            say(&to, &FromEngine::Vector { id, values: scores }).await;
             say(&to, &FromEngine::Embedded { id, model, prompt_tokens }).await;
         }
         Err(failure) => say(&to, &FromEngine::Refused { id, failure }).await,

@@ -11,14 +11,14 @@ pub mod engine;
 pub mod prompt;
 mod wire;
 
-use scheduler::AttentionKind;
+use scheduler::{SessionKind, attention::BadAttention};
 use std::sync::{Arc, OnceLock};
 
 use api::{
     Inference,
     inference::{
         EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
-        Prompt, Verify, Wire,
+        Prompt, Ranking, RerankRequest, Verify, Wire,
     },
     swarm::{
         Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Reachability, SwarmEvent,
@@ -30,10 +30,19 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use shard::{executor::Pooling, gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
+use shard::{
+    executor::Pooling, gguf::Gguf, kernels::math, models::Blueprint, sample::SamplingParams,
+    tokenizer::Encode,
+};
 
 use self::batch::{Ask, Echo, Jobs, Reading};
-use crate::{Result, cli::EngineArgs, constrain::Constraints, memory, model::Model};
+use crate::{
+    Result,
+    cli::EngineArgs,
+    constrain::Constraints,
+    memory,
+    model::{self, Model},
+};
 
 /// How a node alone names itself.
 const ME: &str = "me";
@@ -96,6 +105,34 @@ impl Alone {
     /// Whether the model is loaded, or why it cannot be; `None` while it loads.
     pub fn loaded(&self) -> Option<Result<(), String>> {
         self.state.get().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))
+    }
+
+    /// What is made of the hidden states of texts: their vectors, or where they are to be `ranked` their scores.
+    fn pooled(
+        &self,
+        ranked: bool,
+        texts: impl FnOnce(&Ready) -> Result<Vec<Vec<u32>>, Failure> + Send + 'static,
+    ) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        let (state, jobs) = (self.state.clone(), self.jobs.clone());
+        let loading = self.ready().err();
+        let stopped = |why: String| Failure::Internal { why };
+        async move {
+            let model = match (state.get(), loading) {
+                (Some(Ok(ready)), None) => ready.info.name.clone(),
+                (_, failure) => return Err(failure.unwrap_or_else(|| stopped("no model".into()))),
+            };
+            // Encoding takes its time, as in `generate`.
+            let texts = tokio::task::spawn_blocking(move || match state.get() {
+                Some(Ok(ready)) => texts(ready),
+                _ => Ok(Vec::new()),
+            });
+            let texts = texts.await.map_err(|error| stopped(error.to_string()))??;
+            let prompt_tokens = texts.iter().map(Vec::len).sum();
+            let vectors = jobs.embed(texts, ranked)?.await;
+            let vectors = vectors.map_err(|_| stopped("the engine stopped".into()))??;
+            Ok(Embeddings { model, vectors, prompt_tokens })
+        }
+        .boxed()
     }
 
     fn model(&self) -> Result<&Ready, Failure> {
@@ -209,10 +246,18 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
     Ok(ids)
 }
 
-/// Which earlier positions a token sees.
-pub(crate) fn attention(request: &GenerateRequest) -> Result<AttentionKind, Failure> {
-    let text = request.attention.as_deref().unwrap_or("dense");
-    text.parse().map_err(|why| Failure::invalid("attention", format!("{why}")))
+/// What the tokens see and how keys and values are kept, as `request` asks.
+pub(crate) fn session_kind(request: &GenerateRequest) -> Result<SessionKind, Failure> {
+    let (attention, cache) = (&request.session.attention, &request.session.kv_cache_type);
+    let refused = |field, why: BadAttention| Failure::invalid(field, why.to_string());
+    Ok(SessionKind {
+        attention: attention
+            .as_deref()
+            .unwrap_or("dense")
+            .parse()
+            .map_err(|why| refused("attention", why))?,
+        cache: cache.as_deref().unwrap_or("f16").parse().map_err(|why| refused("kv_cache_type", why))?,
+    })
 }
 
 /// How tokens are chosen, as `request` asks. Ids of biased tokens are for the model to judge.
@@ -247,14 +292,20 @@ pub(crate) fn draw_seed() -> Result<u64, Failure> {
 
 impl Ready {
     fn of(model: Model, name: String) -> Self {
-        let vocab = model.executor.blueprint().vocab;
-        let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
+        let blueprint = model.executor.blueprint();
+        let constraints = match blueprint.encodes() {
+            true => Err("the model writes no text".to_owned()),
+            false => Constraints::new(&model.tokenizer, blueprint.vocab).map_err(|error| error.to_string()),
+        };
         let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
         let info = ModelInfo { embeddings: Pooling::of(model.gguf.metadata()).is_ok(), ..info };
         Self { model, info, constraints }
     }
 
     fn begin(&self, jobs: &Jobs, request: &GenerateRequest) -> Result<Generation, Failure> {
+        if let Err(why) = model::writes(self.model.executor.blueprint(), &self.info.name) {
+            return Err(Failure::invalid("model", why.to_string()));
+        }
         if let Some(mode) = request.mode.filter(|mode| *mode != Mode::Local) {
             let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
             return Err(Failure::invalid("mode", why));
@@ -263,9 +314,12 @@ impl Ready {
             let why = "cuts repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
             return Err(Failure::invalid("cuts", why));
         }
-        let attention = attention(request)?;
-        if let Err(why) = self.model.executor.attends(attention) {
-            return Err(Failure::invalid("attention", why.to_string()));
+        let kind = session_kind(request)?;
+        if let Err(why) = self.model.executor.attends(kind) {
+            let alone = SessionKind::from(kind.attention);
+            let field =
+                if self.model.executor.attends(alone).is_ok() { "kv_cache_type" } else { "attention" };
+            return Err(Failure::invalid(field, why.to_string()));
         }
         let constraint = match &self.constraints {
             Ok(constraints) => constraints.constraint(&request.format)?,
@@ -288,7 +342,8 @@ impl Ready {
             verify: Verify::Off,
             wire: Wire::Raw,
             cuts: Vec::new(),
-            attention: attention.to_string(),
+            attention: kind.attention.to_string(),
+            kv_cache_type: kind.cache.to_string(),
             route: vec![format!("{ME}:0-{}", self.info.num_layers)],
             predicted_tok_s: None,
             seed: request.seed.map_or_else(draw_seed, Ok)?,
@@ -312,7 +367,7 @@ impl Ready {
             constraint,
             echo,
             draft: request.sampling.draft.clone().unwrap_or_default(),
-            attention,
+            kind,
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
@@ -335,6 +390,41 @@ impl Ready {
         };
         request.inputs.iter().enumerate().map(text).collect()
     }
+
+    /// The query with each document as token ids that fit the context.
+    fn pairs(&self, request: &RerankRequest) -> Result<Vec<Vec<u32>>, Failure> {
+        let (Model { tokenizer, gguf, executor, ctx, .. }, query) = (&self.model, request.query.as_str());
+        if executor.blueprint().head.rank.is_none() || !Pooling::ranks(gguf.metadata()) {
+            let name = &self.info.name;
+            let why = format!(
+                "{name} ranks no texts: serve a cross-encoder, whose file says `pooling_type` 4, or compare vectors of \
+                 /v1/embeddings"
+            );
+            return Err(Failure::invalid("model", why));
+        }
+        let wrong = |error: shard::Error| Failure::invalid("documents", error.to_string());
+        let pair = |(index, document): (usize, &String)| {
+            // Of what cannot fit only so much is looked at that it does not.
+            let (query, document) = (tokenizer.beginning(query, *ctx), tokenizer.beginning(document, *ctx));
+            let mut ids = tokenizer.encode_pair(query, document).map_err(wrong)?;
+            if ids.len() > *ctx && !request.truncate {
+                let n = ids.len();
+                let why = format!(
+                    "document {index} has {n} tokens with the query, this model takes {ctx} here; shorten it, or send \
+                     `truncate`"
+                );
+                return Err(Failure::invalid("documents", why));
+            }
+            shorten(&mut ids, *ctx, tokenizer.closing());
+            Ok(ids)
+        };
+        request.documents.iter().enumerate().map(pair).collect()
+    }
+}
+
+/// A score as a probability.
+fn probability(score: f32) -> f32 {
+    math::sigmoid_f32(score)
 }
 
 /// Cuts a text to `context` tokens. The token that closes texts stays at its end: a model that pools there reads it.
@@ -379,26 +469,16 @@ impl Inference for Alone {
     }
 
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
-        let (state, jobs) = (self.state.clone(), self.jobs.clone());
-        let loading = self.ready().err();
-        let stopped = |why: String| Failure::Internal { why };
-        async move {
-            let model = match (state.get(), loading) {
-                (Some(Ok(ready)), None) => ready.info.name.clone(),
-                (_, failure) => return Err(failure.unwrap_or_else(|| stopped("no model".into()))),
-            };
-            // Encoding takes its time, as in `generate`.
-            let texts = tokio::task::spawn_blocking(move || match state.get() {
-                Some(Ok(ready)) => ready.texts(&request),
-                _ => Ok(Vec::new()),
-            });
-            let texts = texts.await.map_err(|error| stopped(error.to_string()))??;
-            let prompt_tokens = texts.iter().map(Vec::len).sum();
-            let vectors = jobs.embed(texts)?.await;
-            let vectors = vectors.map_err(|_| stopped("the engine stopped".into()))??;
-            Ok(Embeddings { model, vectors, prompt_tokens })
-        }
-        .boxed()
+        self.pooled(false, move |ready| ready.texts(&request))
+    }
+
+    fn rerank(&self, request: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
+        let scored = self.pooled(true, move |ready| ready.pairs(&request));
+        let ranking = |Embeddings { model, vectors, prompt_tokens }| {
+            let scores = vectors.into_iter().flatten().map(probability).collect();
+            Ranking { model, scores, prompt_tokens }
+        };
+        scored.map(move |scored| scored.map(ranking)).boxed()
     }
 
     fn swarm(&self) -> SwarmSnapshot {

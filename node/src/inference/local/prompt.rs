@@ -15,7 +15,7 @@ use std::{
 };
 
 use api::choice::Draft;
-use scheduler::{AttentionKind, session::MAX_DRAFT};
+use scheduler::{SessionKind, session::MAX_DRAFT};
 use serde_json::{Map, Value};
 use shard::{
     executor::{Input, Item, Output, Workspace},
@@ -149,17 +149,17 @@ pub struct Session {
 impl Session {
     /// An empty session of `model`.
     pub fn new(model: &Model) -> Result<Self> {
-        Self::of(model, Rounding::NONE, AttentionKind::Dense)
+        Self::of(model, Rounding::NONE, SessionKind::DEFAULT)
     }
 
     /// An empty session of `model` whose activations are rounded as those of a swarm session over the same wire and cuts; it
-    /// gets the tokens that such a session gets. Its rows see what `attention` says.
+    /// gets the tokens that such a session gets. Its rows see and keep what `kind` says.
     ///
     /// # Errors
-    /// When the device does not compute that kind of attention.
-    pub fn of(model: &Model, rounding: Rounding, attention: AttentionKind) -> Result<Self> {
+    /// When the device does not compute that kind of session.
+    pub fn of(model: &Model, rounding: Rounding, kind: SessionKind) -> Result<Self> {
         Ok(Self {
-            state: model.executor.new_state_with(model.executor.range(), attention)?,
+            state: model.executor.new_state_with(model.executor.range(), kind)?,
             ids: Vec::new(),
             workspace: model.workspace(1 + MAX_DRAFT as usize)?,
             rounding,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::inference::{Done, Event, Finish, PromptToken, Sampling};
+use api::inference::{Done, Event, Finish, PromptToken, Sampling, SessionChoice};
 use shard::{
     executor::reference::{self, Arithmetic},
     executor::{Input, Item, Output, Pooled, Pooling, argmax},
@@ -65,7 +65,7 @@ fn asks(prompt: Prompt) -> GenerateRequest {
         mode: None,
         guard: Default::default(),
         wire: Default::default(),
-        attention: None,
+        session: Default::default(),
         show_special: false,
         echo: false,
     }
@@ -264,14 +264,19 @@ async fn a_request_chooses_what_its_tokens_see() {
     let alone = loaded().await;
     let model = Model::load(&args()).unwrap();
     let ids: Vec<u32> = (0..90).map(|i| 5 + (i * 37) % 300).collect();
-    let ask = |attention: &str| GenerateRequest {
-        attention: Some(attention.into()),
+    let ask = |words: &str| GenerateRequest {
+        session: SessionChoice {
+            attention: words.split('/').next().map(Into::into),
+            kv_cache_type: words.split('/').nth(1).map(Into::into),
+        },
         max_tokens: Some(24),
         logprobs: Some(0),
         ..asks(Prompt::Tokens(ids.clone()))
     };
     let mut likely = Vec::new();
-    for words in ["dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16"] {
+    for words in
+        ["dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16", "dense/q8", "window:24/q4"]
+    {
         // The log-probability of the first token, as a session of this kind alone has it.
         let executor = &model.executor;
         let mut state = executor.new_state_with(executor.range(), words.parse().unwrap()).unwrap();
@@ -282,7 +287,8 @@ async fn a_request_chooses_what_its_tokens_see() {
         // Twice: the second goes on from what the first left.
         for _ in 0..2 {
             let mut answer = alone.generate(ask(words)).await.unwrap();
-            assert_eq!(answer.plan.attention, words);
+            let own = format!("{}/{}", answer.plan.attention, answer.plan.kv_cache_type);
+            assert_eq!(own.trim_end_matches("/f16"), words);
             let mut first = None;
             while let Some(event) = answer.events.next().await {
                 if let Event::Token { id, logprobs, .. } = event
@@ -296,13 +302,19 @@ async fn a_request_chooses_what_its_tokens_see() {
             likely.push(logprob);
         }
     }
-    assert!(likely[0] == likely[1] && likely[2] == likely[3] && likely[4] == likely[5], "{likely:?}");
-    assert!(likely[0] != likely[2] && likely[0] != likely[4] && likely[2] != likely[4], "{likely:?}");
-    match alone.generate(ask("everything")).await.map(|_| ()).unwrap_err() {
-        Failure::Invalid { field, why } => {
-            assert!(field == Some("attention") && why.contains("dense"), "{why}")
+    assert!(likely.chunks(2).all(|twice| twice[0] == twice[1]), "{likely:?}");
+    for (at, one) in likely.iter().step_by(2).enumerate() {
+        assert!(likely.iter().step_by(2).skip(at + 1).all(|other| other != one), "{likely:?}");
+    }
+    for (words, wrong, hint) in [
+        ("everything", "attention", "dense"),
+        ("dense/q5", "kv_cache_type", "write f16, q8 or q4"),
+        ("sparse/q8", "kv_cache_type", "choose f16"),
+    ] {
+        match alone.generate(ask(words)).await.map(|_| ()).unwrap_err() {
+            Failure::Invalid { field, why } => assert!(field == Some(wrong) && why.contains(hint), "{why}"),
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
     path::PathBuf,
 };
 
-use api::inference::{EmbedRequest, Event, Failure, GenerateRequest, ModelInfo, Plan};
+use api::inference::{EmbedRequest, Event, Failure, GenerateRequest, ModelInfo, Plan, RerankRequest};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -57,6 +57,8 @@ pub(super) enum ToEngine {
     Count { id: u64, request: Box<GenerateRequest> },
     /// Texts whose vectors are wanted.
     Embed { id: u64, request: EmbedRequest },
+    /// Documents whose scores are wanted, which come as one vector.
+    Rerank { id: u64, request: RerankRequest },
     /// So many more events of an answer were read.
     Read { id: u64, events: u32 },
     /// The answer is not wanted any more.

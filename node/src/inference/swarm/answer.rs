@@ -106,13 +106,15 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
     if plan_route.is_empty() {
         plan_route.extend(route.conductor().map(|conductor| story.name(conductor)));
     }
+    let kind = route.own.as_ref().map(|own| own.kind).unwrap_or_default();
     let plan = Plan {
         model,
         mode,
         verify: route.own.as_ref().map_or(Verify::Off, |own| own.verify),
         wire: route.own.as_ref().map_or(Wire::Raw, |own| own.wire),
         cuts: route.own.as_ref().map(|own| own.cuts.clone()).unwrap_or_default(),
-        attention: route.own.as_ref().map(|own| own.attention).unwrap_or_default().to_string(),
+        attention: kind.attention.to_string(),
+        kv_cache_type: kind.cache.to_string(),
         route: plan_route,
         predicted_tok_s: route.own.as_ref().map(|own| own.plan.predicted.tok_s),
         seed,

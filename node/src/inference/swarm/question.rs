@@ -57,7 +57,7 @@ pub(super) fn question(
         verify: request.guard.verify.unwrap_or_default(),
         shadow: request.guard.shadow.unwrap_or_default(),
         wire: request.wire.clone().or(&shared.wire),
-        attention: local::attention(request)?,
+        kind: local::session_kind(request)?,
         trusted: shared.trusted.iter().cloned().collect(),
         ends: Ends::default(),
         sampling: Sampling { draft, ..(&sampling).into() },

@@ -22,7 +22,7 @@ use p2p::{
     },
 };
 use scheduler::{
-    AttentionKind, Millis, ModelId, NodeId, OperatorId, SessionId,
+    Millis, ModelId, NodeId, OperatorId, SessionId, SessionKind,
     rng::{Rng, mix},
     session::MAX_DRAFT,
     trust::{BAN_MS, Outcome, QUARANTINE_MS, Record, Standing},
@@ -164,7 +164,7 @@ fn terms(seed: u64, wire: Wire) -> Terms {
         hidden: HIDDEN as u32,
         class: Class::D1,
         rounding: tiny::rounding(wire),
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         inner: false,
     }
 }

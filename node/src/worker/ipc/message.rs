@@ -197,6 +197,7 @@ pub struct Ready {
     pub goes_back: bool,
     pub attends_window: bool,
     pub attends_sparse: bool,
+    pub small_shares: Option<[u32; 2]>,
     pub sandboxed: bool,
     pub landlocked: bool,
 }
@@ -244,8 +245,8 @@ pub struct Open {
     pub at: u32,
     pub wire: u8,
     pub rounding: Vec<u32>,
-    /// As users write it.
-    pub attention: String,
+    /// A [`scheduler::SessionKind`] as it is written.
+    pub kind: String,
     pub kept: Vec<([u8; 16], u32)>,
     pub conduct: Option<Conduct>,
 }

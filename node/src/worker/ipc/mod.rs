@@ -352,7 +352,7 @@ mod tests {
             at: 0,
             wire: 0,
             rounding: vec![2],
-            attention: "sparse".into(),
+            kind: "sparse".into(),
             kept: vec![([4; 16], 64)],
             conduct: Some(conduct),
         };

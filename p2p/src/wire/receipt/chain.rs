@@ -1,7 +1,7 @@
 //! Terms, leaves, the chain and the commitments to its heads.
 
 use scheduler::capability::MAX_LAYERS;
-use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
+use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 
 use super::hash;
 use crate::codec::{Rounding, Wire, encoded_len};
@@ -70,8 +70,8 @@ pub struct Terms {
     pub class: Class,
     /// Where activations are rounded, and how.
     pub rounding: Rounding,
-    /// Which earlier positions the rows of the session see.
-    pub attention: AttentionKind,
+    /// Which earlier positions the rows of the session see, and how keys and values are kept.
+    pub kind: SessionKind,
     /// Whether leaves hold digests of the hidden states inside the range too.
     pub inner: bool,
 }
@@ -81,7 +81,7 @@ impl Terms {
         to.bytes(self.session.as_bytes()).bytes(self.requester.as_bytes()).bytes(self.model.as_bytes());
         write_range(self.layers, to);
         to.u32(self.hidden).u8(self.class as u8);
-        write_arithmetic(&self.rounding, self.attention, to);
+        write_arithmetic(&self.rounding, self.kind, to);
         to.bool(self.inner);
     }
 
@@ -94,9 +94,9 @@ impl Terms {
             1 => Class::Approx,
             _ => return Err(Malformed("terms: class")),
         };
-        let (rounding, attention) = read_arithmetic(from)?;
+        let (rounding, kind) = read_arithmetic(from)?;
         let inner = from.bool()?;
-        let terms = Self { session, requester, model, layers, hidden, class, rounding, attention, inner };
+        let terms = Self { session, requester, model, layers, hidden, class, rounding, kind, inner };
         if !(1..=MAX_HIDDEN).contains(&terms.hidden) {
             return Err(Malformed("terms: hidden"));
         }

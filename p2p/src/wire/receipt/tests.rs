@@ -2,7 +2,7 @@
 
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
-use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
+use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 
 use super::{
     Chain, Challenge, Commit, Docket, EVERY, Equivocation, Evidence, FraudProof, Grant, Leaf, MAX_AGE_S,
@@ -81,7 +81,7 @@ fn terms(session: u64) -> Terms {
         hidden: WIDTH as u32,
         class: Class::D1,
         rounding: Rounding::new(Wire::Q8, vec![4, 12]),
-        attention: AttentionKind::Dense,
+        kind: SessionKind::DEFAULT,
         inner: false,
     }
 }

@@ -184,7 +184,8 @@ impl CpuBuffers {
         let Capacity { rows, items, logit_rows } = capacity;
         let blueprint = &shard.blueprint;
         let hidden = blueprint.hidden;
-        let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
+        let logits = shard.head.is_some() && !blueprint.encodes();
+        let logit_rows = if logits { logit_rows.min(rows) } else { 0 };
         let buffer = |width: usize| vec![0.0f32; rows * width];
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
         let heads = held.iter().filter_map(|layer| layer.attention.kv());

@@ -9,22 +9,21 @@ use super::super::{
     batch::{Span, refuse_non_finite, round_at},
 };
 use super::{
-    Embedding, HeadWeights, Shard,
+    Shard,
     buffers::{CpuBuffers, recycle},
+    ends::{HeadWeights, norm_sums},
     experts::mix,
-    network::{Hidden, product, run_network},
+    network::{Hidden, norm, product, run_network},
     per_layer,
     weights::{FeedForwardWeights, Keys, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target},
-    models::{Attention, BareNorm, FeedForward, Norm, NormKind, Softmax},
+    models::{Attention, BareNorm, FeedForward, Norm, Softmax},
     state::{Paged, Recurrent},
 };
 
-/// Rows of the embedding table read between giving its pages in the file back.
-const MANY_ROWS: usize = 16;
 /// States of other models and layers are not admitted, as their tags say.
 pub(super) const OWN: &str = "the state was made by this executor";
 
@@ -43,6 +42,7 @@ pub(super) struct Look<'a> {
     pub softcap: Option<f32>,
     pub sinks: Option<&'a [f32]>,
     pub chunk: Option<usize>,
+    pub ahead: usize,
 }
 
 impl Shard {
@@ -89,7 +89,7 @@ impl Shard {
             None => refuse_non_finite(&ws.x[..rows * ws.sizes.hidden], "outgoing activations"),
             Some(head) => {
                 let size = rows * ws.sizes.hidden;
-                norm(&self.cpu, self.blueprint.norm, &head.norm, &ws.x[..size], &mut ws.h[..size]);
+                norm_or_copy(&self.cpu, self.blueprint.norm, head.norm.as_ref(), ws, rows);
                 if pass.states {
                     return refuse_non_finite(&ws.h[..size], "hidden states");
                 }
@@ -106,7 +106,7 @@ impl Shard {
             match (item.input, &self.embedding) {
                 (Input::Activations(rows), _) => x.copy_from_slice(rows),
                 (Input::Tokens(tokens), Some(embedding)) => {
-                    self.embed(embedding, tokens, x)?;
+                    embedding.rows(&self.cpu, &self.blueprint, (tokens, span.start), x)?;
                     if let Some(token) = &embedding.token {
                         let from = (&*self.cpu, &*embedding.gguf);
                         let weights = (token, self.blueprint.norm.eps);
@@ -117,20 +117,10 @@ impl Shard {
                 (Input::Tokens(_), None) => unreachable!("such items are not admitted"),
             }
         }
-        Ok(())
-    }
-
-    fn embed(&self, embedding: &Embedding, tokens: &[u32], x: &mut [f32]) -> Result<()> {
-        let table = embedding.table()?;
-        for (row, (&id, x)) in tokens.iter().zip(x.chunks_exact_mut(self.blueprint.hidden)).enumerate() {
-            (table.format.dequantize)(table.row(id as usize), x);
-            // Each row read maps a neighborhood of the file; a long prompt would keep a good part of the table.
-            if row % MANY_ROWS == MANY_ROWS - 1 {
-                embedding.gguf.forget(Embedding::NAME);
-            }
-        }
-        if self.blueprint.embedding_scale != 1.0 {
-            self.cpu.scale(x, self.blueprint.embedding_scale);
+        let tokens = items.iter().all(|item| matches!(item.input, Input::Tokens(_)));
+        if let Some(embedding) = self.embedding.as_ref().filter(|_| tokens) {
+            let rows = ws.spans.iter().map(|span| span.rows).sum();
+            embedding.norm(&self.cpu, self.blueprint.norm, ws, rows);
         }
         Ok(())
     }
@@ -198,6 +188,9 @@ impl Shard {
             norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
         }
         self.add_to_residual(ws, rows);
+        if let Some(weights) = &layer.attention_sum_norm {
+            norm_sums(cpu, blueprint.norm, weights, ws, rows);
+        }
         rows
     }
 
@@ -241,21 +234,25 @@ impl Shard {
             }
             (Keys::Elsewhere, _) => product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q)]),
         }
-        // The layer whose keys and values are looked at, among those of this pass.
-        let cached = place.cached + spec.source.unwrap_or(place.layer) - place.layer;
+        // The layer whose keys and values are looked at, among those of this pass; all of an encoder use one cache in turn.
+        let cached = match blueprint.encodes() {
+            true => 0,
+            false => place.cached + spec.source.unwrap_or(place.layer) - place.layer,
+        };
         self.rotate(ws, weights, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans).filter(|_| spec.source.is_none()) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
             let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            let kv = paged.shape();
             cpu.store_kv(paged.pages_mut(), kv, &ws.heads.k[at.clone()], &ws.heads.v[at], span.start);
             paged.mark(span.start..span.start + span.rows);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
             let sinks = weights.sinks.as_deref();
-            let Softmax { scale, softcap, chunk, .. } = spec;
+            let Softmax { scale, softcap, chunk, ahead, .. } = spec;
             let place = Place { cached, ..place };
-            let look = Look { place, shape: kv, scale, softcap, sinks, chunk };
+            let look = Look { place, shape: kv, scale, softcap, sinks, chunk, ahead };
             let mut out = mem::take(&mut ws.attended);
             self.attend(ws, items, look, &mut out, last);
             ws.attended = out;
@@ -349,7 +346,7 @@ impl Shard {
         mut out: &mut [f32],
         last: bool,
     ) {
-        let Look { place, shape, scale, softcap, sinks, chunk } = look;
+        let Look { place, shape, scale, softcap, sinks, chunk, ahead } = look;
         let heads = self.blueprint.heads;
         let width = heads * shape.head_dim;
         let mut jobs = recycle(mem::take(&mut ws.heads.jobs));
@@ -358,7 +355,7 @@ impl Shard {
             if n == 0 {
                 continue;
             }
-            let (window, _) = self.blueprint.sight(place.layer, item.state.attention());
+            let (window, _) = self.blueprint.sight(place.layer, item.state.kind().attention);
             let Some(paged) = item.state.layer::<Paged>(place.cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
             let mut done = 0;
@@ -374,13 +371,14 @@ impl Shard {
                 jobs.push(AttentionJob {
                     q: &ws.heads.q[(span.first + skipped + done) * width..][..many * width],
                     pages: &paged.pages()[base / QUARTER..],
-                    shape,
+                    shape: paged.shape(),
                     start: at - base,
                     n: many,
                     heads,
                     scale,
                     softcap,
                     window,
+                    ahead,
                     far: paged.far(),
                     sinks,
                     out: here,
@@ -435,13 +433,17 @@ impl Shard {
             cpu.rms_norm_in_place(&mut ws.y[..size], blueprint.hidden, Some(weight), blueprint.norm.eps);
         }
         self.add_to_residual(ws, rows);
+        if let Some(weights) = &layer.sum_norm {
+            norm_sums(cpu, blueprint.norm, weights, ws, rows);
+        }
     }
 
     /// Head, factor and softcap of the normed rows that are left.
     fn leave(&self, ws: &mut CpuBuffers, head: &HeadWeights, rows: usize) -> Result<()> {
         let (cpu, size) = (&*self.cpu, rows * ws.sizes.hidden);
         let logits = &mut ws.logits[..rows * ws.sizes.vocab];
-        let mut target = [Target { matrix: &head.matrix, out: logits }];
+        let Some(matrix) = &head.matrix else { unreachable!("logits of an encoder are not admitted") };
+        let mut target = [Target { matrix, out: logits }];
         cpu.matmul(&ws.h[..size], rows, &mut ws.scratch, &mut target);
         let logits = &mut ws.logits[..rows * ws.sizes.vocab];
         if let Some(bias) = &head.bias {
@@ -492,15 +494,5 @@ fn norm_or_copy(cpu: &Cpu, spec: Norm, weights: Option<&NormWeights>, ws: &mut C
     match weights {
         Some(weights) => norm(cpu, spec, weights, &ws.x[..size], &mut ws.h[..size]),
         None => ws.h[..size].copy_from_slice(&ws.x[..size]),
-    }
-}
-
-fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
-    let cols = weights.weight.len();
-    match norm.kind {
-        NormKind::Rms => cpu.rms_norm(x, cols, Some(&weights.weight), norm.eps, out),
-        NormKind::Layer => {
-            cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out)
-        }
     }
 }

@@ -178,7 +178,8 @@ impl Shard {
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            let look = Look { place, shape, scale: spec.scale, softcap: None, sinks: None, chunk: None };
+            let look =
+                Look { place, shape, scale: spec.scale, softcap: None, sinks: None, chunk: None, ahead: 0 };
             self.attend(ws, items, look, &mut buffers.seen, last);
             let scratch = &mut ws.scratch;
             let mut turn = Turn { cpu, scratch, from: &mut buffers.from, to: &mut buffers.to, rows };

@@ -11,6 +11,7 @@
 //! Limits: whole model families only as [`crate::models`] describes them.
 
 mod buffers;
+mod ends;
 mod experts;
 mod forward;
 mod mixers;
@@ -20,21 +21,22 @@ mod weights;
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, read_bytes, tags::Tags,
-    whole_range,
+    Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, not_ranked, read_bytes,
+    tags::Tags, whole_range,
 };
 use crate::{
     Error, Result,
-    gguf::{Gguf, Tensor},
-    kernels::{Cpu, Matrix},
+    gguf::Gguf,
+    kernels::Cpu,
     models::{Attention, Blueprint, Frequencies, Layer},
     state::{Kind, LayerState, Paged},
 };
 use buffers::CpuBuffers;
-use weights::{LayerWeights, NormWeights, TokenWeights};
+use ends::{Embedding, HeadWeights};
+use weights::LayerWeights;
 
 /// The packed weights of consecutive layers, ready to compute.
 pub struct Shard {
@@ -49,27 +51,6 @@ pub struct Shard {
     tags: Tags,
     /// The tag of all layers held.
     tag: u64,
-}
-
-/// The embedding table, read row by row from the file.
-struct Embedding {
-    gguf: Arc<Gguf>,
-    /// What makes the rows that layers read, where they read the token itself.
-    token: Option<TokenWeights>,
-}
-
-impl Embedding {
-    const NAME: &str = "token_embd.weight";
-
-    fn table(&self) -> Result<Tensor<'_>> {
-        self.gguf.require(Self::NAME)
-    }
-}
-
-struct HeadWeights {
-    norm: NormWeights,
-    matrix: Matrix,
-    bias: Option<Vec<f32>>,
 }
 
 impl Shard {
@@ -92,21 +73,14 @@ impl Shard {
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
-        let head = match ends.head {
-            true => {
-                let (norm, bias) = (loader.norm(blueprint.head.norm)?, loader.vector("output.bias"));
-                Some(HeadWeights { norm, matrix: loader.head()?, bias })
-            }
-            false => None,
-        };
+        let head = ends.head.then(|| HeadWeights::load(&loader)).transpose()?;
         let weights = (layers.start()..layers.end())
             .map(|index| loader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
-        let token = if ends.embedding { loader.token()? } else { None };
+        let embedding = ends.embedding.then(|| Embedding::load(&loader, gguf)).transpose()?;
         let tags = Tags::new(gguf, "", &blueprint, layers, &frequencies);
         // Reading maps a neighborhood around every touched page; what is needed again is mapped again.
         gguf.forget_range(0..gguf.file_len());
-        let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone(), token });
         Ok(Self {
             cpu,
             range: layers,
@@ -130,7 +104,7 @@ impl Shard {
     /// Bytes of the matrices outside layers: the head's, and what makes the rows of a token that layers read.
     fn ends_bytes(&self) -> usize {
         let token = self.embedding.as_ref().and_then(|embedding| embedding.token.as_ref());
-        self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
+        self.head.as_ref().map_or(0, HeadWeights::resident_bytes)
             + token.map_or(0, |token| token.projection.resident_bytes())
     }
 }
@@ -176,22 +150,42 @@ impl Executor for Shard {
         if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
-    fn attends(&self, attention: AttentionKind) -> Result<()> {
-        let latent = |layer: &Layer| matches!(layer.attention, Attention::Latent(_));
-        if matches!(attention, AttentionKind::Sparse(_)) && self.blueprint.layers.iter().any(latent) {
+    fn attends(&self, kind: SessionKind) -> Result<()> {
+        let SessionKind { attention, cache } = kind;
+        let sparse = matches!(attention, AttentionKind::Sparse(_));
+        if self.blueprint.encodes() && (attention, cache) != (AttentionKind::Dense, CacheType::F16) {
             let why =
-                format!("attention {attention} of a model with latent attention: choose dense or window:N");
+                format!("attention {attention} and a cache of {cache} of an encoder: choose dense and f16");
             return Err(Error::unsupported(why));
         }
-        Ok(())
+        let latent =
+            self.blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Latent(_)));
+        let why = match cache {
+            _ if sparse && latent => {
+                format!("attention {attention} of a model with latent attention: choose dense or window:N")
+            }
+            CacheType::F16 => return Ok(()),
+            _ if latent => format!("a cache of {cache} of a model with latent attention: choose f16"),
+            _ if sparse => {
+                format!("a cache of {cache} with attention {attention}: choose f16, or dense or window:N")
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(why))
     }
 
-    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn LayerState> {
+    fn rank(&self, state: &[f32]) -> Result<f32> {
+        let weights = self.head.as_ref().and_then(|head| head.rank.as_ref());
+        let weights = weights.filter(|_| state.len() == self.blueprint.hidden).ok_or_else(not_ranked)?;
+        Ok(weights.score(&self.cpu, self.blueprint.norm, state))
+    }
+
+    fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
         let layer = layer as usize;
-        match self.blueprint.state_kind(layer) {
+        match self.blueprint.state_kind(layer).stored(kind.cache) {
             Kind::Paged(shape) => {
-                let (_, rule) = self.blueprint.sight(layer, attention);
-                Box::new(Paged::new(shape, self.context).attending(attention, rule, &self.cpu))
+                let (_, rule) = self.blueprint.sight(layer, kind.attention);
+                Box::new(Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu))
             }
             kind @ (Kind::Recurrent { .. } | Kind::Nothing) => kind.empty(self.context),
         }

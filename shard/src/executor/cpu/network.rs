@@ -1,9 +1,9 @@
-//! Matrix products with their biases, and the feed-forward network made of them: for dense layers and for each expert.
+//! Matrix products with their biases, the feed-forward network made of them, for dense layers and for each expert, and norms.
 
-use super::weights::{Linear, Network};
+use super::weights::{Linear, Network, NormWeights};
 use crate::{
     kernels::{Activations, Cpu, Target},
-    models::Activation,
+    models::{Activation, Norm, NormKind},
 };
 
 /// `out = x * matrix + bias` for several matrices over the same rows.
@@ -68,4 +68,15 @@ pub(super) fn run_network(
         cpu.rms_norm_in_place(inner, weight.len(), Some(weight), eps);
     }
     product(cpu, scratch, inner, rows, [(&network.down, out)]);
+}
+
+/// The rows of `x` normed into `out`.
+pub(super) fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
+    let cols = weights.weight.len();
+    match norm.kind {
+        NormKind::Rms => cpu.rms_norm(x, cols, Some(&weights.weight), norm.eps, out),
+        NormKind::Layer => {
+            cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out)
+        }
+    }
 }

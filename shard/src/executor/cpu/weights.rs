@@ -137,9 +137,13 @@ pub(super) struct LayerWeights {
     pub mixed_norm: Option<Vec<f32>>,
     pub out: Linear,
     pub attention_norm_after: Option<Vec<f32>>,
+    /// The norm of the residual rows behind attention.
+    pub attention_sum_norm: Option<NormWeights>,
     pub feed_forward_norm: Option<NormWeights>,
     pub feed_forward: FeedForwardWeights,
     pub feed_forward_norm_after: Option<Vec<f32>>,
+    /// The norm of the residual rows that the layer gives.
+    pub sum_norm: Option<NormWeights>,
     /// What it adds of the token itself.
     pub token: Option<LayerInputWeights>,
     /// The factor on what it gives.
@@ -258,7 +262,7 @@ impl Loader<'_> {
     }
 
     /// The same where the file has it.
-    fn norm_opt(&self, prefix: &str) -> Result<Option<NormWeights>> {
+    pub fn norm_opt(&self, prefix: &str) -> Result<Option<NormWeights>> {
         let there = self.gguf.info(&format!("{prefix}.weight")).is_some();
         there.then(|| self.norm(prefix)).transpose()
     }
@@ -321,9 +325,11 @@ impl Loader<'_> {
             mixed_norm: self.vector(&name("attn_sub_norm.weight")),
             out: self.linear(&name(out))?,
             attention_norm_after: after.and_then(|after| self.vector(&name(&after))),
+            attention_sum_norm: self.norm_opt(&name("attn_output_norm"))?,
             feed_forward_norm: self.norm_opt(&name(layer.feed_forward_norm))?,
             feed_forward,
             feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
+            sum_norm: self.norm_opt(&name("layer_output_norm"))?,
             token,
             scale: self.vector(&name(LAYER_SCALE)).and_then(|scale| scale.first().copied()),
         })
@@ -503,7 +509,7 @@ impl Loader<'_> {
         })
     }
 
-    fn linear(&self, prefix: &str) -> Result<Linear> {
+    pub fn linear(&self, prefix: &str) -> Result<Linear> {
         let matrix = self.matrix(&format!("{prefix}.weight"))?;
         Ok(Linear { matrix, bias: self.vector(&format!("{prefix}.bias")) })
     }
@@ -544,7 +550,7 @@ impl Loader<'_> {
     }
 
     /// A small tensor as f32.
-    fn values(&self, name: &str) -> Result<Vec<f32>> {
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
         Ok(self.gguf.require(name)?.to_f32())
     }
 

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::{
     GpuShard,
-    device::{Compiled, Gpu, dispatch},
+    device::{Compiled, Gpu, Reserved, dispatch},
     source::{Kernel, ROWS},
     state::Arena,
-    weights::{LayerParts, NormPart, Part},
+    weights::{ExpertParts, LayerNorms, LayerParts, NormPart, Part},
 };
 use crate::{
     Error, Result,
     executor::{Buffers, Capacity, Gave, batch::Span},
-    kernels::Pairing,
-    models::NormKind,
+    kernels::{PAGE, Pairing},
+    models::{Blueprint, Experts, NormKind, Router},
 };
 
 /// What a pass keeps on the device, `[rows][width]` each.
@@ -28,15 +28,29 @@ pub(super) struct Scratch {
     queries: wgpu::Buffer,
     attended: wgpu::Buffer,
     inner: wgpu::Buffer,
+    /// A row between two norms, and what a sublayer made before it is added.
+    between: [wgpu::Buffer; 2],
+    /// Of experts: what the router says, which are visited, their weights, what they make.
+    experts: [wgpu::Buffer; 4],
     /// Cosines and sines of each rotation.
     pub angles: Vec<wgpu::Buffer>,
     pub logits: wgpu::Buffer,
+    /// The largest logits of parts of rows, and of rows: ids, then keys.
+    pub top: [wgpu::Buffer; 2],
     /// Where there is nothing to read.
     nothing: wgpu::Buffer,
 }
 
+/// Most of the largest logits of a row that the device finds.
+pub(super) const MOST_TOP: usize = 64;
+/// Logits that one workgroup looks through.
+const TOP_PART: usize = 1024;
+
 /// One dispatch: kernels for one row and for several, what they read and write, workgroups.
 struct Step {
+    name: &'static str,
+    /// Bytes of weights that it reads.
+    bytes: usize,
     kernels: [Arc<Compiled>; 2],
     bind: wgpu::BindGroup,
     groups: Groups,
@@ -51,6 +65,10 @@ enum Groups {
     Each(u32),
     /// So many for each few rows.
     Matrix(u32),
+    /// One for each of so many visits of a row.
+    EachVisit(u32),
+    /// So many for each of several visits of a row.
+    Visits(u32, u32),
 }
 
 /// The dispatches of a layer, or of what follows the last one.
@@ -70,6 +88,36 @@ pub(super) struct GpuBuffers {
     pub results: Vec<f32>,
     /// Values of one row of the results.
     pub width: usize,
+    /// How many of the largest logits of a row the last pass gave, and these.
+    pub top: (usize, Vec<(u32, f32)>),
+    /// The dispatches that find so many of them.
+    pub top_steps: Option<(usize, Steps)>,
+    _memory: Reserved,
+}
+
+/// Values between the two products of a network, of all experts that a row visits; and the most experts that a row chooses
+/// from and visits.
+fn inner_width(b: &Blueprint) -> (usize, (usize, usize)) {
+    let mut most = (0, (0, 0));
+    for layer in &b.layers {
+        let dense = layer.feed_forward.dense().map_or(0, |dense| dense.width);
+        let (width, count, used) =
+            layer.feed_forward.experts().map_or((0, 0, 0), |e| (e.width, e.count, e.used));
+        most = (dense.max(used * width).max(most.0), (count.max(most.1.0), used.max(most.1.1)));
+    }
+    most
+}
+
+/// Bytes that passes up to `capacity` take on a device beside weights and states.
+pub(in crate::executor) fn scratch_bytes(b: &Blueprint, context: usize, capacity: Capacity) -> usize {
+    let (inner, (scores, visits)) = inner_width(b);
+    let widest = b.hidden.max(b.q_width()).max(inner);
+    let angles: usize = b.ropes.iter().map(|rope| rope.dims).sum();
+    let row = 3 * b.hidden + 3 * b.q_width() + 2 * b.kv_width() + 3 * inner + angles + 2;
+    let row = row + scores + visits * (2 + b.hidden);
+    let tables = 4 * b.layers.len() * capacity.items * context.div_ceil(PAGE);
+    let logits = 4 * b.vocab + 8 * MOST_TOP * (b.vocab.div_ceil(TOP_PART) + 1);
+    capacity.rows * (4 * row + 6 * widest) + capacity.logit_rows * logits + tables
 }
 
 impl Buffers for GpuBuffers {
@@ -85,8 +133,17 @@ impl Buffers for GpuBuffers {
         &self.results[span.first_wanted * self.width..][..span.wanted * self.width]
     }
 
+    fn top(&self, index: usize) -> &[(u32, f32)] {
+        let (most, top) = &self.top;
+        match self.spans.get(index) {
+            Some(span) if !top.is_empty() => &top[span.first_wanted * most..][..span.wanted * most],
+            _ => &[],
+        }
+    }
+
     fn clear(&mut self) {
         self.results.clear();
+        self.top.1.clear();
         self.spans.clear();
     }
 }
@@ -97,17 +154,21 @@ impl GpuBuffers {
         let (gpu, b) = (&shard.gpu, &shard.blueprint);
         let logit_rows = if shard.head.is_some() { capacity.logit_rows.min(capacity.rows) } else { 0 };
         let rows = capacity.rows;
-        let widest = b.hidden.max(b.q_width()).max(b.widest());
+        let (inner, experts) = inner_width(b);
+        let widest = b.hidden.max(b.q_width()).max(inner);
         let floats = |label: &str, width: usize| gpu.buffer(label, 4 * rows * width);
-        let tables = shard.context.div_ceil(crate::kernels::PAGE);
+        let tables = shard.context.div_ceil(PAGE);
         let info = 4 + 2 * rows + shard.layers.len().max(1) * capacity.items * tables;
-        let largest = 4 * (rows * 2 * widest).max(logit_rows * b.vocab).max(info);
+        let largest =
+            4 * (rows * 2 * widest).max(rows * experts.1 * b.hidden).max(logit_rows * b.vocab).max(info);
         if largest as u64 > gpu.info().binding_bytes {
             return Err(Error::invalid(format!(
                 "passes of {rows} rows need {largest} bytes in one buffer, the device has {}; ask for fewer rows",
                 gpu.info().binding_bytes
             )));
         }
+        let scratch_capacity = Capacity { logit_rows, ..capacity };
+        let memory = gpu.reserve(scratch_bytes(b, shard.context, scratch_capacity))?;
         let scratch = Scratch {
             info: [gpu.buffer("pass", 4 * info), gpu.buffer("pass", 16)],
             x: [floats("x", b.hidden), floats("x wanted", b.hidden)],
@@ -120,14 +181,23 @@ impl GpuBuffers {
             qkv: floats("qkv", b.q_width() + 2 * b.kv_width()),
             queries: floats("queries", b.q_width()),
             attended: floats("attended", b.q_width()),
-            inner: floats("inner", 2 * b.widest()),
+            inner: floats("inner", 2 * inner),
+            between: [floats("between", inner), floats("made", b.hidden)],
+            experts: [
+                floats("scores", experts.0),
+                floats("chosen", experts.1),
+                floats("weights", experts.1),
+                floats("made", experts.1 * b.hidden),
+            ],
             angles: b.ropes.iter().map(|rope| floats("angles", rope.dims)).collect(),
             logits: gpu.buffer("logits", 4 * logit_rows * b.vocab),
+            top: [b.vocab.div_ceil(TOP_PART), 1]
+                .map(|parts| gpu.buffer("top", 8 * logit_rows * parts * MOST_TOP)),
             nothing: gpu.buffer("nothing", 16),
         };
         gpu.check()?;
         Ok(Self {
-            capacity: Capacity { logit_rows, ..capacity },
+            capacity: scratch_capacity,
             owner: std::ptr::from_ref(shard).addr(),
             scratch,
             spans: Vec::with_capacity(capacity.items),
@@ -136,6 +206,9 @@ impl GpuBuffers {
             gave: Gave::Rows,
             results: Vec::new(),
             width: 0,
+            top: (0, Vec::new()),
+            top_steps: None,
+            _memory: memory,
         })
     }
 }
@@ -151,6 +224,7 @@ struct Binder<'a> {
 impl Binder<'_> {
     fn add(
         &mut self,
+        (name, bytes): (&'static str, usize),
         kernels: [Arc<Compiled>; 2],
         params: &[u32],
         buffers: &[&wgpu::Buffer],
@@ -160,11 +234,34 @@ impl Binder<'_> {
         let all: Vec<&wgpu::Buffer> =
             [self.info, &params].into_iter().chain(buffers.iter().copied()).collect();
         let bind = self.gpu.bind(&kernels[0], &all);
-        self.steps.push(Step { kernels, bind, groups });
+        self.steps.push(Step { name, bytes, kernels, bind, groups });
     }
 
-    /// A row made by `kernel` of `from`, `cols` wide, and rounded.
-    fn row(&mut self, kernel: Kernel, from: &wgpu::Buffer, cols: usize, norm: Option<(&NormPart, f32)>) {
+    /// A row made by `kernel` of `from`, `cols` wide, and rounded; `aside` keeps it as f32 where the next one is made of it.
+    fn row(
+        &mut self,
+        kernel: Kernel,
+        (from, cols): (&wgpu::Buffer, usize),
+        norm: Option<(&NormPart, f32)>,
+        aside: Option<&wgpu::Buffer>,
+    ) {
+        self.rows(kernel, (from, cols), norm, aside, Groups::Rows);
+    }
+
+    /// As [`Binder::row`], of as many rows as `groups` says.
+    fn rows(
+        &mut self,
+        kernel: Kernel,
+        (from, cols): (&wgpu::Buffer, usize),
+        norm: Option<(&NormPart, f32)>,
+        aside: Option<&wgpu::Buffer>,
+        groups: Groups,
+    ) {
+        let name = match kernel {
+            Kernel::Norm { .. } => "norm",
+            Kernel::Copy => "rounding",
+            _ => "activation",
+        };
         let kernel = self.gpu.kernel(kernel);
         let weights = norm.map_or(&self.scratch.nothing, |(norm, _)| &norm.weights);
         let params = match norm {
@@ -172,12 +269,120 @@ impl Binder<'_> {
             None => [cols as u32, 0, 0],
         };
         let [row, codes, scales, sums] = &self.scratch.row;
-        let buffers = [from, weights, row, codes, scales, sums];
-        self.add([kernel.clone(), kernel], &params, &buffers, Groups::Rows);
+        let buffers = [from, weights, aside.unwrap_or(row), codes, scales, sums];
+        self.add((name, 0), [kernel.clone(), kernel], &params, &buffers, groups);
+    }
+
+    /// The network of experts of the row, added to the residual row `x` or put aside.
+    fn experts(
+        &mut self,
+        layer: &LayerParts,
+        parts: &ExpertParts,
+        (x, b): (&wgpu::Buffer, &Blueprint),
+        aside: bool,
+    ) {
+        let ExpertParts { router, spec } = parts;
+        let [scores, chosen, weights, made] = &self.scratch.experts;
+        let used = spec.used as u32;
+        self.products("router", router, (scores, spec.count), None);
+        let kind = match spec.router {
+            Router::Softmax => 0,
+            Router::SoftmaxOfChosen => 1,
+            Router::Sigmoid => 2,
+        };
+        let shares = spec.renormalize || spec.router == Router::SoftmaxOfChosen;
+        let params = [spec.count as u32, used, kind, u32::from(shares), spec.scale.to_bits()];
+        let kernel = self.gpu.kernel(Kernel::Route);
+        let buffers = [scores, chosen, weights];
+        self.add(("choice of experts", 0), [kernel.clone(), kernel], &params, &buffers, Groups::Rows);
+        let inner = &self.scratch.inner;
+        self.visits("gate, up", &layer.gate_up, (inner, 2 * layer.width), (spec, used));
+        self.rows(layer.curve, (inner, layer.width), None, None, Groups::EachVisit(used));
+        self.visits("down", &layer.down, (made, b.hidden), (spec, 1));
+        let adds = match (aside, b.residual_scale) {
+            (true, _) => 0,
+            (false, 1.0) => 1,
+            (false, _) => 2,
+        };
+        let params = [b.hidden as u32, used, adds, b.residual_scale.to_bits()];
+        let kernel = self.gpu.kernel(Kernel::Combine);
+        let to = if aside { &self.scratch.between[1] } else { x };
+        self.add(
+            ("experts together", 0),
+            [kernel.clone(), kernel],
+            &params,
+            &[made, weights, to],
+            Groups::Rows,
+        );
+    }
+
+    /// The rows, of which `shared` visits read one, times the matrices of the experts that they visit.
+    fn visits(
+        &mut self,
+        name: &'static str,
+        parts: &[Part],
+        (out, outputs): (&wgpu::Buffer, usize),
+        (spec, shared): (&Experts, u32),
+    ) {
+        let [row, codes, scales, sums] = &self.scratch.row;
+        for part in parts {
+            let [cols, words] = [part.cols, part.row_words].map(|size| size as u32);
+            let params = [outputs as u32, cols, words, outputs as u32, outputs as u32 * words, shared];
+            let x = if part.integer { codes } else { row };
+            let buffers = [&part.matrix, x, scales, sums, &self.scratch.experts[1], out];
+            let groups = Groups::Visits(outputs.div_ceil(64) as u32, spec.used as u32);
+            let bytes = part.bytes / spec.count * spec.used;
+            self.add((name, bytes), part.kernels.clone(), &params, &buffers, groups);
+        }
+    }
+
+    /// The residual row `from`, normed by `norm` where there is one.
+    fn residual(&mut self, from: &wgpu::Buffer, norm: Option<&NormPart>, b: &Blueprint) {
+        let kernel = match norm {
+            Some(_) => Kernel::Norm { center: b.norm.kind == NormKind::Layer },
+            None => Kernel::Copy,
+        };
+        self.row(kernel, (from, b.hidden), norm.map(|norm| (norm, b.norm.eps)), None);
+    }
+
+    /// The row times the last matrix of a sublayer, added to the residual row: at once, or aside where it is normed first.
+    fn leave(
+        &mut self,
+        name: &'static str,
+        parts: &[Part],
+        (x, b): (&wgpu::Buffer, &Blueprint),
+        aside: bool,
+    ) {
+        match aside {
+            true => self.products(name, parts, (&self.scratch.between[1], b.hidden), None),
+            false => self.products(name, parts, (x, b.hidden), Some(b.residual_scale)),
+        }
+    }
+
+    /// What [`Binder::leave`] put aside is added to the residual row.
+    fn add_aside(&mut self, x: &wgpu::Buffer, norm: Option<&NormPart>, b: &Blueprint) {
+        let kernel = self.gpu.kernel(Kernel::After);
+        let weights = norm.map_or(&self.scratch.nothing, |norm| &norm.weights);
+        let adds = if b.residual_scale == 1.0 { 1 } else { 2 };
+        let params = [
+            b.hidden as u32,
+            b.norm.eps.to_bits(),
+            u32::from(norm.is_some()),
+            adds,
+            b.residual_scale.to_bits(),
+        ];
+        let buffers = [&self.scratch.between[1], weights, x];
+        self.add(("adding", 0), [kernel.clone(), kernel], &params, &buffers, Groups::Rows);
     }
 
     /// The row times matrices, into `out` of `stride` columns; with a factor, added to what is there.
-    fn products(&mut self, parts: &[Part], out: &wgpu::Buffer, stride: usize, added: Option<f32>) {
+    fn products(
+        &mut self,
+        name: &'static str,
+        parts: &[Part],
+        (out, stride): (&wgpu::Buffer, usize),
+        added: Option<f32>,
+    ) {
         let [row, codes, scales, sums] = &self.scratch.row;
         for part in parts {
             let adds = added.map_or(0, |factor| if factor == 1.0 { 1 } else { 2 });
@@ -194,7 +399,8 @@ impl Binder<'_> {
             let x = if part.integer { codes } else { row };
             let bias = part.bias.as_ref().unwrap_or(&self.scratch.nothing);
             let groups = Groups::Matrix(part.rows.div_ceil(64) as u32);
-            self.add(part.kernels.clone(), &params, &[&part.matrix, x, scales, sums, bias, out], groups);
+            let buffers = [&part.matrix, x, scales, sums, bias, out];
+            self.add((name, part.bytes), part.kernels.clone(), &params, &buffers, groups);
         }
     }
 }
@@ -210,11 +416,12 @@ impl Steps {
         let b = &shard.blueprint;
         let (heads, kv_heads, dim) = (b.heads as u32, b.kv.kv_heads as u32, b.kv.head_dim as u32);
         let mut binder = Binder { gpu: &shard.gpu, scratch, info: &scratch.info[0], steps: Vec::new() };
-        let norm = Kernel::Norm { center: b.norm.kind == NormKind::Layer };
         let x = &scratch.x[0];
+        let LayerNorms { before, inside, after } = &layer.norms;
+        let rms = Kernel::Norm { center: false };
         let stride = b.q_width() + 2 * b.kv_width();
-        binder.row(norm, x, b.hidden, Some((&layer.attention_norm, b.norm.eps)));
-        binder.products(&layer.qkv, &scratch.qkv, stride, None);
+        binder.residual(x, before[0].as_ref(), b);
+        binder.products("query, key, value", &layer.qkv, (&scratch.qkv, stride), None);
         let (turning, apart, angles) = match layer.spec.rope {
             Some(rope) => {
                 let apart = b.ropes[rope].pairing == Pairing::Halves;
@@ -227,7 +434,8 @@ impl Steps {
             [heads, kv_heads, dim, held as u32, turning, apart, q_norm, k_norm, b.norm.eps.to_bits()];
         let buffers = [&scratch.qkv, angles, &layer.head_norms, &scratch.queries, &arena.buffer];
         let kernel = shard.gpu.kernel(Kernel::Heads);
-        binder.add([kernel.clone(), kernel], &params, &buffers, Groups::Each(heads + 2 * kv_heads));
+        let groups = Groups::Each(heads + 2 * kv_heads);
+        binder.add(("rotation and storing", 0), [kernel.clone(), kernel], &params, &buffers, groups);
         let params = [
             heads,
             kv_heads,
@@ -241,15 +449,38 @@ impl Steps {
         let sinks = layer.sinks.as_ref().unwrap_or(&scratch.nothing);
         let kernel = shard.gpu.kernel(Kernel::Attention);
         let buffers = [&scratch.queries, &arena.buffer, sinks, &scratch.attended];
-        binder.add([kernel.clone(), kernel], &params, &buffers, Groups::Each(heads));
-        binder.row(Kernel::Copy, &scratch.attended, b.q_width(), None);
-        binder.products(&layer.out, x, b.hidden, Some(b.residual_scale));
-        binder.row(norm, x, b.hidden, Some((&layer.feed_forward_norm, b.norm.eps)));
+        binder.add(("attention", 0), [kernel.clone(), kernel], &params, &buffers, Groups::Each(heads));
+        let mixed = inside[0].as_ref().map(|norm| (norm, b.norm.eps));
+        binder.row(mixed.map_or(Kernel::Copy, |_| rms), (&scratch.attended, b.q_width()), mixed, None);
+        let aside = after[0].is_some() || layer.parallel;
+        binder.leave("output", &layer.out, (x, b), aside);
+        if aside && !layer.parallel {
+            binder.add_aside(x, after[0].as_ref(), b);
+        }
+        binder.residual(x, before[1].as_ref(), b);
+        if layer.parallel {
+            binder.add_aside(x, after[0].as_ref(), b);
+        }
+        let aside = after[1].is_some();
+        if let Some(experts) = &layer.experts {
+            binder.experts(layer, experts, (x, b), aside);
+            if aside {
+                binder.add_aside(x, after[1].as_ref(), b);
+            }
+            return Self(binder.steps);
+        }
         let gated = matches!(layer.curve, Kernel::Gate(_));
         let inner = layer.width * if gated { 2 } else { 1 };
-        binder.products(&layer.gate_up, &scratch.inner, inner, None);
-        binder.row(layer.curve, &scratch.inner, layer.width, None);
-        binder.products(&layer.down, x, b.hidden, Some(b.residual_scale));
+        binder.products("gate, up", &layer.gate_up, (&scratch.inner, inner), None);
+        let between = &scratch.between[0];
+        binder.row(layer.curve, (&scratch.inner, layer.width), None, inside[1].as_ref().map(|_| between));
+        if let Some(norm) = &inside[1] {
+            binder.row(rms, (between, layer.width), Some((norm, b.norm.eps)), None);
+        }
+        binder.leave("down", &layer.down, (x, b), aside);
+        if aside {
+            binder.add_aside(x, after[1].as_ref(), b);
+        }
         Self(binder.steps)
     }
 
@@ -257,25 +488,54 @@ impl Steps {
     pub fn of_head(shard: &GpuShard, scratch: &Scratch, (norm, parts): (&NormPart, &[Part])) -> Self {
         let b = &shard.blueprint;
         let mut binder = Binder { gpu: &shard.gpu, scratch, info: &scratch.info[1], steps: Vec::new() };
-        let kernel = Kernel::Norm { center: b.norm.kind == NormKind::Layer };
-        binder.row(kernel, &scratch.x[1], b.hidden, Some((norm, b.norm.eps)));
-        binder.products(parts, &scratch.logits, b.vocab, None);
+        binder.residual(&scratch.x[1], Some(norm), b);
+        binder.products("head", parts, (&scratch.logits, b.vocab), None);
+        Self(binder.steps)
+    }
+
+    /// The dispatches that find the `most` largest logits of each row, at most [`MOST_TOP`].
+    pub fn of_top(shard: &GpuShard, scratch: &Scratch, most: usize) -> Self {
+        let mut binder = Binder { gpu: &shard.gpu, scratch, info: &scratch.info[1], steps: Vec::new() };
+        let kernel = shard.gpu.kernel(Kernel::Top);
+        let vocab = shard.blueprint.vocab;
+        let parts = vocab.div_ceil(TOP_PART);
+        let ties = u32::from(most == 1);
+        let sizes = [(vocab, TOP_PART, 0, parts), (parts * most, parts * most, 1, 1)];
+        let buffers = [
+            [&scratch.logits, &scratch.nothing, &scratch.top[0]],
+            [&scratch.nothing, &scratch.top[0], &scratch.top[1]],
+        ];
+        for ((count, part, found, groups), buffers) in sizes.into_iter().zip(buffers) {
+            let params = [count as u32, most as u32, part as u32, found, groups as u32, ties];
+            let kernels = [kernel.clone(), kernel.clone()];
+            binder.add(("largest logits", 0), kernels, &params, &buffers, Groups::Each(groups as u32));
+        }
         Self(binder.steps)
     }
 
     /// Records them for `rows` rows; the first alone for hidden states.
     pub fn record(&self, pass: &mut wgpu::ComputePass<'_>, rows: usize, first_only: bool) {
-        let rows = rows as u32;
         let count = if first_only { 1 } else { self.0.len() };
-        for step in &self.0[..count] {
-            let (kernel, groups) = match step.groups {
-                Groups::Rows => (&step.kernels[0], [rows, 1]),
-                Groups::Each(x) => (&step.kernels[0], [x, rows]),
-                Groups::Matrix(x) if rows == 1 => (&step.kernels[0], [x, 1]),
-                Groups::Matrix(x) => (&step.kernels[1], [x, rows.div_ceil(ROWS)]),
-            };
-            dispatch(pass, kernel, &step.bind, groups);
-        }
+        (0..count).for_each(|index| self.record_one(pass, index, rows));
+    }
+
+    /// Records number `index` of them for `rows` rows.
+    pub fn record_one(&self, pass: &mut wgpu::ComputePass<'_>, index: usize, rows: usize) {
+        let (step, rows) = (&self.0[index], rows as u32);
+        let (kernel, groups) = match step.groups {
+            Groups::Rows => (&step.kernels[0], [rows, 1]),
+            Groups::Each(x) => (&step.kernels[0], [x, rows]),
+            Groups::Matrix(x) if rows == 1 => (&step.kernels[0], [x, 1]),
+            Groups::Matrix(x) => (&step.kernels[1], [x, rows.div_ceil(ROWS)]),
+            Groups::EachVisit(visits) => (&step.kernels[0], [rows * visits, 1]),
+            Groups::Visits(x, visits) => (&step.kernels[0], [x, rows * visits]),
+        };
+        dispatch(pass, kernel, &step.bind, groups);
+    }
+
+    /// What number `index` of them does, and the bytes of weights that it reads.
+    pub fn about(&self, index: usize) -> (&'static str, usize) {
+        (self.0[index].name, self.0[index].bytes)
     }
 
     /// Number of dispatches.

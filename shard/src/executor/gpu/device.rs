@@ -1,13 +1,18 @@
 //! Opening a GPU: what it is, how it rounds, its kernels, its memory.
 //!
 //! Errors of the device arrive late and elsewhere: they are noted when they happen and end the pass that meets them next
-//! ([`Gpu::check`]), so a device that is lost, full or hangs is a failed pass and not the end of the process.
+//! ([`Gpu::check`]), so a device that is lost, full or hangs is a failed pass and not the end of the process. A device that
+//! was lost or did not finish in time stays lost ([`Gpu::lost`]); one whose memory was full goes on.
 
 use std::{
     collections::HashMap,
     future::Future,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -15,9 +20,13 @@ use std::{
 use super::source::{Arithmetic, Kernel};
 use crate::{Error, Result, executor::Class, synthetic::Random};
 
-/// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress, and a software
-/// device computes a chunk of a prompt in a minute.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same of a software device, which computes a chunk of a prompt in a minute.
+const SOFTWARE_PATIENCE: Duration = Duration::from_secs(300);
+/// What to do about a device without memory.
+const FULL: &str = "`--device gpu:0,cpu` leaves layers to the processor, `--gpu-memory` says how much may be taken, `--ctx` makes sessions \
+                    shorter";
 /// Operands of a probe.
 const OPERANDS: usize = 8192;
 
@@ -32,6 +41,8 @@ pub struct GpuInfo {
     pub software: bool,
     /// Bytes of the largest matrix that one binding holds.
     pub binding_bytes: u64,
+    /// Bytes of its own memory, where the system says (Linux, drivers with `mem_info_vram_total`).
+    pub memory_bytes: Option<u64>,
 }
 
 /// A GPU that is open.
@@ -41,8 +52,48 @@ pub struct Gpu {
     info: GpuInfo,
     arithmetic: Arithmetic,
     class: Class,
+    demoted: AtomicBool,
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
-    trouble: Arc<Mutex<Option<String>>>,
+    trouble: Arc<Trouble>,
+    memory: Memory,
+    /// Whether passes get no time, as a test wants it.
+    #[cfg(any(test, debug_assertions))]
+    hurried: AtomicBool,
+}
+
+/// What went wrong on a device.
+#[derive(Default)]
+struct Trouble {
+    /// It is lost, and why.
+    lost: Mutex<Option<String>>,
+    /// Memory that it did not have was asked for, which no pass has met yet.
+    full: AtomicBool,
+    /// Memory that it did not have, or may not be taken, was asked for.
+    short: AtomicBool,
+}
+
+impl Trouble {
+    fn lose(&self, why: String) {
+        locked(&self.lost).get_or_insert(why);
+    }
+}
+
+/// How much of the device's memory may be taken, and is.
+struct Memory {
+    most_bytes: Option<u64>,
+    taken_bytes: Arc<AtomicU64>,
+}
+
+/// Memory of the device that is taken for as long as this is there.
+pub(super) struct Reserved {
+    taken_bytes: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.taken_bytes.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// A kernel ready to run.
@@ -84,7 +135,16 @@ fn describe(adapter: &wgpu::Adapter) -> GpuInfo {
         driver: format!("{:?} {} {}", info.backend, info.driver, info.driver_info),
         software: info.device_type == wgpu::DeviceType::Cpu,
         binding_bytes: adapter.limits().max_storage_buffer_binding_size,
+        memory_bytes: video_memory_bytes(&info.device_pci_bus_id),
     }
+}
+
+/// Bytes of the memory of the device at `bus`, where the system says.
+fn video_memory_bytes(bus: &str) -> Option<u64> {
+    let is_address =
+        !bus.is_empty() && bus.bytes().all(|c| c.is_ascii_hexdigit() || matches!(c, b':' | b'.'));
+    let path = format!("/sys/bus/pci/devices/{bus}/mem_info_vram_total");
+    std::fs::read_to_string(path).ok().filter(|_| is_address)?.trim().parse().ok()
 }
 
 /// The GPUs of this machine, real ones first; their places are their numbers in [`Gpu::open`].
@@ -93,11 +153,12 @@ pub fn list() -> Vec<GpuInfo> {
 }
 
 impl Gpu {
-    /// Opens GPU `number` of [`list`] and probes how it rounds.
+    /// Opens GPU `number` of [`list`], of whose memory `memory_bytes` may be taken (where the system says how much there is, nine
+    /// tenths of it otherwise), and probes how it rounds.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when this machine has no such device or its driver refuses.
-    pub fn open(number: usize) -> Result<Arc<Self>> {
+    pub fn open(number: usize, memory_bytes: Option<u64>) -> Result<Arc<Self>> {
         let mut all = adapters();
         let count = all.len();
         if number >= count {
@@ -111,24 +172,39 @@ impl Gpu {
         let (device, queue) = wait(adapter.request_device(&descriptor)).map_err(|error| {
             Error::unsupported(format!("device gpu:{number} ({}) cannot be opened: {error}", info.name))
         })?;
-        let trouble = Arc::new(Mutex::new(None));
-        let note = |trouble: &Arc<Mutex<Option<String>>>| {
-            let trouble = trouble.clone();
-            move |what: String| {
-                locked(&trouble).get_or_insert(what);
+        let trouble = Arc::new(Trouble::default());
+        let noted = trouble.clone();
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| match error {
+            wgpu::Error::OutOfMemory { .. } => {
+                noted.full.store(true, Relaxed);
+                noted.short.store(true, Relaxed);
             }
-        };
-        let noted = note(&trouble);
-        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| noted(error.to_string())));
-        let noted = note(&trouble);
+            error => noted.lose(error.to_string()),
+        }));
+        let noted = trouble.clone();
         device.set_device_lost_callback(move |reason, why| {
             if reason != wgpu::DeviceLostReason::Destroyed {
-                noted(format!("the device is lost: {why}"));
+                noted.lose(format!("the device is lost: {why}"));
             }
         });
         let arithmetic = Arithmetic { fused: true, keeps_subnormals: true };
         let (class, kernels) = (Class::Approx, Mutex::default());
-        let mut gpu = Self { device, queue, info, arithmetic, class, kernels, trouble };
+        let most_bytes = memory_bytes.or(info.memory_bytes.map(|bytes| bytes / 10 * 9));
+        let memory = Memory { most_bytes, taken_bytes: Arc::default() };
+        let demoted = AtomicBool::new(false);
+        let mut gpu = Self {
+            device,
+            queue,
+            info,
+            arithmetic,
+            class,
+            demoted,
+            kernels,
+            trouble,
+            memory,
+            #[cfg(any(test, debug_assertions))]
+            hurried: AtomicBool::new(false),
+        };
         let (found, converts) = gpu.probe()?;
         let whole = found == arithmetic;
         if converts && (whole || gpu.info.software) {
@@ -155,7 +231,73 @@ impl Gpu {
     /// The class of what it computes: `d1` where its own operations round once and keep subnormals, and on a software device,
     /// which computes in integers what it lacks. To be believed after `golden::check_device`.
     pub fn class(&self) -> Class {
-        self.class
+        if self.demoted.load(Relaxed) { Class::Approx } else { self.class }
+    }
+
+    /// From now on its class is `approx`.
+    pub fn demote(&self) {
+        self.demoted.store(true, Relaxed);
+    }
+
+    /// How long a pass may take before the device counts as hanging.
+    pub fn patience(&self) -> Duration {
+        #[cfg(any(test, debug_assertions))]
+        if self.hurried.load(Relaxed) {
+            return Duration::ZERO;
+        }
+        if self.info.software { SOFTWARE_PATIENCE } else { PATIENCE }
+    }
+
+    /// Why the device computes nothing any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
+        locked(&self.trouble.lost).clone()
+    }
+
+    /// Takes the device from itself, as a driver that resets it does; for tests.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn lose(&self) {
+        self.device.destroy();
+        self.trouble.lose("the device is lost: a test took it".into());
+    }
+
+    /// From now on passes get no time, so that the device seems to hang; for tests.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn hurry(&self) {
+        self.hurried.store(true, Relaxed);
+    }
+
+    /// Bytes of its memory that may be taken; `None` where neither the system nor the user says.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        self.memory.most_bytes
+    }
+
+    /// Bytes of its memory that are still to be had; `None` where neither the system nor the user says how many there are.
+    pub fn free_bytes(&self) -> Option<u64> {
+        Some(self.memory.most_bytes?.saturating_sub(self.memory.taken_bytes.load(Relaxed)))
+    }
+
+    /// Whether memory was asked for that was not to be had, since this was asked last.
+    pub(in crate::executor) fn was_short(&self) -> bool {
+        self.trouble.short.swap(false, Relaxed)
+    }
+
+    /// Counts `bytes` of its memory as taken.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond what may be taken.
+    pub(super) fn reserve(&self, bytes: usize) -> Result<Reserved> {
+        let Memory { most_bytes, taken_bytes } = &self.memory;
+        let (bytes, most) = (bytes as u64, most_bytes.unwrap_or(u64::MAX));
+        let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= most);
+        match taken_bytes.fetch_update(Relaxed, Relaxed, fits) {
+            Ok(_) => Ok(Reserved { taken_bytes: taken_bytes.clone(), bytes }),
+            Err(taken) => {
+                self.trouble.short.store(true, Relaxed);
+                Err(Error::invalid(format!(
+                    "{bytes} bytes more of the GPU's memory, of which {taken} of {most} are taken; {FULL}"
+                )))
+            }
+        }
     }
 
     /// How the device rounds, seen on operands of all kinds, and whether it converts between floats and integers exactly.
@@ -311,8 +453,21 @@ impl Gpu {
     /// [`Error::Invalid`] when the device is lost, out of memory, or does not finish.
     pub(super) fn finish(
         &self,
+        encoder: wgpu::CommandEncoder,
+        wanted: &[(&wgpu::Buffer, std::ops::Range<usize>)],
+    ) -> Result<Vec<u8>> {
+        self.finish_within(encoder, wanted, self.patience())
+    }
+
+    /// As [`Gpu::finish`], with another deadline.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::finish`].
+    pub(super) fn finish_within(
+        &self,
         mut encoder: wgpu::CommandEncoder,
         wanted: &[(&wgpu::Buffer, std::ops::Range<usize>)],
+        patience: Duration,
     ) -> Result<Vec<u8>> {
         self.check()?;
         let size: usize = wanted.iter().map(|(_, range)| range.len()).sum();
@@ -335,12 +490,18 @@ impl Gpu {
         back.map_async(wgpu::MapMode::Read, .., move |result| drop(done.send(result)));
         let waited = self
             .device
-            .poll(wgpu::PollType::Wait { submission_index: Some(submitted), timeout: Some(PATIENCE) });
+            .poll(wgpu::PollType::Wait { submission_index: Some(submitted), timeout: Some(patience) });
         self.check()?;
-        let lost = |why: String| Error::invalid(format!("the GPU failed: {why}"));
-        waited.map_err(|error| lost(error.to_string()))?;
-        let mapped = mapped.try_recv().map_err(|_| lost("a result never came".into()))?;
-        mapped.map_err(|error| lost(error.to_string()))?;
+        let why = match (waited, mapped.try_recv()) {
+            (Err(_), _) => Some(format!("it did not finish a pass within {} s", patience.as_secs())),
+            (Ok(_), Err(_)) => Some("a result never came".into()),
+            (Ok(_), Ok(Err(error))) => Some(error.to_string()),
+            (Ok(_), Ok(Ok(()))) => None,
+        };
+        if let Some(why) = why {
+            self.trouble.lose(why);
+            self.check()?;
+        }
         let all = back.get_mapped_range(..)[..size].to_vec();
         back.unmap();
         Ok(all)
@@ -351,11 +512,14 @@ impl Gpu {
     /// # Errors
     /// [`Error::Invalid`] with what the device said first.
     pub(super) fn check(&self) -> Result<()> {
-        match &*locked(&self.trouble) {
-            None => Ok(()),
-            Some(why) => Err(Error::invalid(format!(
+        if let Some(why) = self.lost() {
+            return Err(Error::invalid(format!(
                 "the GPU failed: {why}; `--device cpu` computes the same without it"
-            ))),
+            )));
+        }
+        match self.trouble.full.swap(false, Relaxed) {
+            true => Err(Error::invalid(format!("the GPU's memory is full; {FULL}"))),
+            false => Ok(()),
         }
     }
 }

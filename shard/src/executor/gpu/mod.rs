@@ -14,17 +14,21 @@
 //! software device computes in integers what it lacks, exactly as well; a real one is `approx` then.
 //!
 //! # Limits
-//! Softmax attention and dense networks, with the weight formats of `source`; other models are refused by name. An output is
+//! Softmax attention, dense networks and plain experts (a pass reads an expert once for each row that visits it), with the weight formats of `formats`; other models are refused by name. An output is
 //! one thread's chain, so small matrices leave a large device idle. Activations that a session rounds between two layers of
 //! a pass travel to the processor and back.
 
 mod buffers;
 mod device;
+#[cfg(any(test, debug_assertions))]
+mod fault;
+mod formats;
 pub mod ops;
 mod source;
 mod state;
 #[cfg(test)]
 mod tests;
+mod timing;
 mod weights;
 
 use std::sync::{
@@ -32,10 +36,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{LayerRange, SessionKind};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
+    Buffers, Capacity, Class, DeviceCounts, Ends, Executor, Gave, Input, Item, OperationTime, Options, Pass,
+    Workspace,
     batch::{self, refuse_non_finite, round_at},
     read_bytes,
     tags::Tags,
@@ -47,11 +52,16 @@ use crate::{
     models::{Blueprint, Frequencies, HEAD_NORM},
     state::LayerState,
 };
-use buffers::{GpuBuffers, Steps};
+pub(super) use buffers::scratch_bytes;
+use buffers::{GpuBuffers, MOST_TOP, Steps};
 use device::words;
 pub use device::{Gpu, GpuInfo, list};
+#[cfg(any(test, debug_assertions))]
+pub(crate) use fault::{is_wrong, without_faults};
 pub use source::Arithmetic;
 use state::{DevicePages, Pool};
+pub use timing::read_bandwidth;
+pub(super) use weights::needed_bytes;
 use weights::{LayerParts, Loader, NormPart, Part, beyond};
 
 /// Consecutive layers of a model on a GPU.
@@ -76,17 +86,6 @@ struct Counts {
     submits: AtomicU64,
     dispatches: AtomicU64,
     bytes_back: AtomicU64,
-}
-
-/// What the passes of a [`GpuShard`] have cost so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GpuCounts {
-    /// Command buffers handed to the device.
-    pub submits: u64,
-    /// Kernels started.
-    pub dispatches: u64,
-    /// Bytes read back.
-    pub bytes_back: u64,
 }
 
 impl GpuShard {
@@ -125,7 +124,7 @@ impl GpuShard {
         let executor = if gpu.class() == Class::Approx { "gpu" } else { "" };
         let shape = blueprint.kv;
         Ok(Self {
-            pool: Pool::new(gpu.clone(), shape, weights.len()),
+            pool: Pool::new(gpu.clone(), shape, weights.len())?,
             tags: Tags::new(gguf, executor, &blueprint, layers, &frequencies),
             gguf: gguf.clone(),
             gpu,
@@ -138,13 +137,6 @@ impl GpuShard {
             blueprint,
             counts: Counts::default(),
         })
-    }
-
-    /// What the passes so far have cost.
-    pub fn counts(&self) -> GpuCounts {
-        let Counts { submits, dispatches, bytes_back } = &self.counts;
-        let [submits, dispatches, bytes_back] = [submits, dispatches, bytes_back].map(|n| n.load(Relaxed));
-        GpuCounts { submits, dispatches, bytes_back }
     }
 
     /// The rows that enter the first layer, as f32.
@@ -161,7 +153,7 @@ impl GpuShard {
                         x.resize(at + hidden, 0.0);
                         (table.format.dequantize)(table.row(id as usize), &mut x[at..]);
                     }
-                    let scale = self.blueprint.embedding_scale;
+                    let scale = self.blueprint.embedding.scale;
                     if scale != 1.0 {
                         let first = x.len() - tokens.len() * hidden;
                         x[first..].iter_mut().for_each(|x| *x *= scale);
@@ -322,11 +314,49 @@ impl GpuShard {
         steps.record(&mut encoder.begin_compute_pass(&Default::default()), wanted, only_states);
         self.counts.dispatches.fetch_add(if only_states { 1 } else { steps.len() as u64 }, Relaxed);
         ws.tail = Some(steps);
+        if let Some(most) = self.finds(pass.top).filter(|_| ws.gave == Gave::Logits) {
+            self.find_top(ws, encoder, most, wanted)?;
+            return Ok(Vec::new());
+        }
         let (from, bytes) = match only_states {
             true => (ws.scratch.states(), size),
             false => (&ws.scratch.logits, 4 * wanted * self.blueprint.vocab),
         };
         Ok(floats(&self.finish(encoder, &[(from, 0..bytes)])?))
+    }
+
+    /// How many of the largest logits the device finds where a caller is content with `top` of them; `None` where all come back.
+    fn finds(&self, top: usize) -> Option<usize> {
+        let head = self.blueprint.head;
+        // What changes logits on the way out is done by the processor, to all of them.
+        let plain = head.scale == 1.0 && head.softcap.is_none();
+        Some(top).filter(|top| plain && (1..=MOST_TOP.min(self.blueprint.vocab)).contains(top))
+    }
+
+    /// The largest logits of the wanted rows: ids, and values where there are several.
+    fn find_top(
+        &self,
+        ws: &mut GpuBuffers,
+        mut encoder: wgpu::CommandEncoder,
+        most: usize,
+        wanted: usize,
+    ) -> Result<()> {
+        let steps = ws.top_steps.take().filter(|(made_for, _)| *made_for == most);
+        let (_, steps) = steps.unwrap_or_else(|| (most, Steps::of_top(self, &ws.scratch, most)));
+        steps.record(&mut encoder.begin_compute_pass(&Default::default()), wanted, false);
+        self.counts.dispatches.fetch_add(steps.len() as u64, Relaxed);
+        let (count, top) = (wanted * most, &ws.scratch.top[1]);
+        let keys = 4 * count..4 * count * if most == 1 { 1 } else { 2 };
+        let back = words(&self.finish(encoder, &[(top, 0..4 * count), (top, keys)])?);
+        let (ids, keys) = back.split_at(count);
+        if ids.contains(&u32::MAX) {
+            return Err(Error::invalid("logits hold a value that is not finite"));
+        }
+        let value = |key: u32| f32::from_bits(if key >> 31 == 1 { key ^ 1 << 31 } else { !key });
+        let values = keys.iter().map(|key| value(*key)).chain(std::iter::repeat(0.0));
+        ws.top = (most, ids.iter().copied().zip(values).collect());
+        ws.top_steps = Some((most, steps));
+        Ok(())
     }
 
     fn finish(
@@ -372,7 +402,24 @@ impl Executor for GpuShard {
 
     fn device(&self) -> String {
         let GpuInfo { name, driver, .. } = self.gpu.info();
-        format!("gpu ({name}, {driver})")
+        match self.gpu.memory_bytes() {
+            Some(bytes) => format!("gpu ({name}, {:.1} GB, {driver})", bytes as f64 / 1e9),
+            None => format!("gpu ({name}, {driver})"),
+        }
+    }
+
+    fn lost(&self) -> Option<String> {
+        self.gpu.lost()
+    }
+
+    fn counts(&self) -> Option<DeviceCounts> {
+        let Counts { submits, dispatches, bytes_back } = &self.counts;
+        let [submits, dispatches, bytes_back] = [submits, dispatches, bytes_back].map(|n| n.load(Relaxed));
+        Some(DeviceCounts { submits, dispatches, bytes_back })
+    }
+
+    fn operation_times(&self) -> Result<Vec<OperationTime>> {
+        timing::operations(self)
     }
 
     fn resident_bytes(&self) -> usize {
@@ -381,14 +428,16 @@ impl Executor for GpuShard {
     }
 
     fn bytes_per_token(&self, position: usize) -> usize {
-        self.resident_bytes() + read_bytes(&self.blueprint, self.range, position)
+        let head: usize = self.head.iter().flat_map(|(_, parts)| parts).map(|part| part.bytes).sum();
+        let layers: usize = self.layers.iter().map(LayerParts::bytes_per_token).sum();
+        layers + head + read_bytes(&self.blueprint, self.range, position)
     }
 
     fn state_tag(&self, layers: LayerRange) -> u64 {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
         Box::new(DevicePages::new(self.pool.clone(), (layer - self.range.start()) as usize))
     }
 
@@ -407,6 +456,8 @@ impl Executor for GpuShard {
         let mut spans = std::mem::take(&mut ws.spans);
         let admitted = batch::admit(self, ws.capacity, pass, items, &mut spans);
         ws.spans = spans;
+        #[cfg(any(test, debug_assertions))]
+        fault::meet(&self.gpu, ws.spans.iter().map(|span| span.start).max());
         let outcome = admitted.and_then(|rows| match rows {
             0 => Ok(()),
             rows => self.compute(ws, pass, items, rows),

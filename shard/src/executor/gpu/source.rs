@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use super::formats::DeviceFormat;
 use crate::{kernels::math, models::Activation};
 
 /// Rows of activations that one thread multiplies with what it decodes of the matrix, where a pass has several.
@@ -33,12 +34,24 @@ pub(super) enum Kernel {
     Curve(Curve),
     /// A row rounded.
     Copy,
+    /// What a sublayer made, normed or not, added to the residual row.
+    After,
     /// Matrix times rows, in a weight format by its GGUF number; rows at once.
     Matmul(u32, u32),
+    /// Matrices of experts times the rows that visit them, in a weight format by its GGUF number.
+    Experts(u32),
+    /// Which experts rows visit.
+    Route,
+    /// What experts made, put together.
+    Combine,
     /// Norm, rotation and storing of heads.
     Heads,
     /// Attention over pages.
     Attention,
+    /// The largest values of rows.
+    Top,
+    /// All bytes of a buffer, read.
+    Read,
     /// One float operation on many operands.
     Probe(&'static str),
 }
@@ -71,33 +84,18 @@ impl Curve {
     }
 }
 
-/// What a weight format is on the device: its file, and whether it reads rounded activations.
-pub(super) fn format(ggml_type: u32) -> Option<&'static str> {
-    Some(match ggml_type {
-        0 => include_str!("wgsl/formats/f32.wgsl"),
-        1 => include_str!("wgsl/formats/f16.wgsl"),
-        2 => include_str!("wgsl/formats/q4_0.wgsl"),
-        3 => include_str!("wgsl/formats/q4_1.wgsl"),
-        6 => include_str!("wgsl/formats/q5_0.wgsl"),
-        7 => include_str!("wgsl/formats/q5_1.wgsl"),
-        8 => include_str!("wgsl/formats/q8_0.wgsl"),
-        12 => include_str!("wgsl/formats/q4_k.wgsl"),
-        13 => include_str!("wgsl/formats/q5_k.wgsl"),
-        14 => include_str!("wgsl/formats/q6_k.wgsl"),
-        30 => include_str!("wgsl/formats/bf16.wgsl"),
-        _ => return None,
-    })
-}
-
 impl Kernel {
     /// How its bindings are used, in order: `r` read, `w` read and written.
     pub fn bindings(self) -> &'static str {
         match self {
             Self::Norm { .. } | Self::Gate(_) | Self::Curve(_) | Self::Copy => "rrrrwwww",
-            Self::Matmul(..) => "rrrrrrrw",
+            Self::Matmul(..) | Self::Experts(_) => "rrrrrrrw",
+            Self::Route => "rrrww",
+            Self::Combine => "rrrrw",
+            Self::After | Self::Top => "rrrrw",
             Self::Heads => "rrrrrww",
             Self::Attention => "rrrrrw",
-            Self::Probe(_) => "rrrw",
+            Self::Read | Self::Probe(_) => "rrrw",
         }
     }
 
@@ -111,19 +109,15 @@ impl Kernel {
             Self::Gate(curve) => row(include_str!("wgsl/row_gate.wgsl")).replace("CURVE", curve.function()),
             Self::Curve(curve) => row(include_str!("wgsl/row_curve.wgsl")).replace("CURVE", curve.function()),
             Self::Copy => row(include_str!("wgsl/row_copy.wgsl")),
-            Self::Matmul(ggml_type, rows) => {
-                let format = format(ggml_type).unwrap_or_default();
-                let (shared, chain) = match format.contains("fn fetch") {
-                    true => (include_str!("wgsl/integer.wgsl"), include_str!("wgsl/chain_integer.wgsl")),
-                    false => ("", include_str!("wgsl/chain_float.wgsl")),
-                };
-                include_str!("wgsl/matmul.wgsl")
-                    .replace("//FORMAT", &format!("{shared}\n{format}"))
-                    .replace("//CHAIN", chain)
-                    .replace("ROWS", &format!("{rows}u"))
-            }
+            Self::Experts(ggml_type) => matmul(include_str!("wgsl/matmul_experts.wgsl"), ggml_type, 1),
+            Self::Route => include_str!("wgsl/route.wgsl").into(),
+            Self::Combine => include_str!("wgsl/combine.wgsl").into(),
+            Self::Matmul(ggml_type, rows) => matmul(include_str!("wgsl/matmul.wgsl"), ggml_type, rows),
+            Self::After => include_str!("wgsl/after.wgsl").into(),
             Self::Heads => include_str!("wgsl/heads.wgsl").into(),
             Self::Attention => include_str!("wgsl/attention.wgsl").into(),
+            Self::Top => include_str!("wgsl/top.wgsl").into(),
+            Self::Read => include_str!("wgsl/read.wgsl").into(),
             Self::Probe(operation) => include_str!("wgsl/probe.wgsl").replace("OPERATION", operation),
         };
         let mut source = String::from(include_str!("wgsl/pass.wgsl"));
@@ -142,6 +136,19 @@ impl Kernel {
         source += include_str!("wgsl/math.wgsl");
         source + &own
     }
+}
+
+/// A product with matrices of a format, `rows` rows at once.
+fn matmul(source: &str, ggml_type: u32, rows: u32) -> String {
+    let format = DeviceFormat::of(ggml_type).map(|format| format.source).unwrap_or_default();
+    let (shared, chain) = match format.contains("fn fetch") {
+        true => (include_str!("wgsl/integer.wgsl"), include_str!("wgsl/chain_integer.wgsl")),
+        false => ("", include_str!("wgsl/chain_float.wgsl")),
+    };
+    source
+        .replace("//FORMAT", &format!("{shared}\n{format}"))
+        .replace("//CHAIN", chain)
+        .replace("ROWS", &format!("{rows}u"))
 }
 
 fn row(make: &str) -> String {

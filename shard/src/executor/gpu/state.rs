@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::device::{Gpu, locked, words};
+use super::device::{Gpu, Reserved, locked, words};
 use crate::{
     Error, Result,
     kernels::{KvShape, PAGE},
@@ -22,6 +22,21 @@ const FIRST_PAGES: usize = 4;
 pub(super) struct Arena {
     pub buffer: wgpu::Buffer,
     pages: usize,
+    _memory: Reserved,
+}
+
+impl Arena {
+    fn new(gpu: &Gpu, shape: KvShape, pages: usize) -> Result<Self> {
+        let bytes = pages * page_bytes(shape);
+        Ok(Self { _memory: gpu.reserve(bytes)?, buffer: gpu.buffer("pages", bytes), pages })
+    }
+}
+
+/// Bytes that the pages of a layer take at most while they come to hold a session of `context` positions: the buffer that is
+/// copied lies beside the larger one.
+pub(super) fn growth_bytes(shape: KvShape, context: usize) -> u64 {
+    let pages = context.div_ceil(PAGE).max(FIRST_PAGES).next_power_of_two();
+    ((pages + pages / 2) * page_bytes(shape)) as u64
 }
 
 /// The pages of all layers that an executor holds.
@@ -48,12 +63,13 @@ impl Drop for Page {
 
 impl Pool {
     /// Room for sessions in `layers` layers.
-    pub fn new(gpu: Arc<Gpu>, shape: KvShape, layers: usize) -> Arc<Self> {
-        let bytes = FIRST_PAGES * page_bytes(shape);
-        let arena = |_| Arena { buffer: gpu.buffer("pages", bytes), pages: FIRST_PAGES };
-        let arenas = Mutex::new((0..layers).map(arena).collect());
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the device has no memory for the first pages.
+    pub fn new(gpu: Arc<Gpu>, shape: KvShape, layers: usize) -> Result<Arc<Self>> {
+        let arenas = (0..layers).map(|_| Arena::new(&gpu, shape, FIRST_PAGES)).collect::<Result<_>>()?;
         let free = Mutex::new(vec![(0..FIRST_PAGES as u32).rev().collect(); layers]);
-        Arc::new(Self { gpu, shape, arenas, free })
+        Ok(Arc::new(Self { gpu, shape, arenas: Mutex::new(arenas), free }))
     }
 
     /// The buffers of all layers; while they are held, none grows.
@@ -72,12 +88,17 @@ impl Pool {
             if pages <= arena.pages {
                 return None;
             }
-            let larger = self.gpu.buffer("pages", pages * bytes);
-            let mut encoder = self.gpu.encoder();
-            encoder.copy_buffer_to_buffer(&arena.buffer, 0, &larger, 0, (arena.pages * bytes) as u64);
-            self.gpu.finish(encoder, &[]).ok()?;
+            let larger = Arena::new(&self.gpu, self.shape, pages).and_then(|larger| {
+                self.gpu.check()?;
+                let mut encoder = self.gpu.encoder();
+                let held = (arena.pages * bytes) as u64;
+                encoder.copy_buffer_to_buffer(&arena.buffer, 0, &larger.buffer, 0, held);
+                self.gpu.finish(encoder, &[]).map(|_| larger)
+            });
+            // The pass that needs the page is refused, and the device goes on.
+            let larger = larger.ok()?;
             free[layer].extend((arena.pages as u32..pages as u32).rev());
-            *arena = Arena { buffer: larger, pages };
+            *arena = larger;
         }
         let number = free[layer].pop()?;
         Some(Arc::new(Page { pool: self.clone(), layer, number }))

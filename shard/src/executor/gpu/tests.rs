@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     executor::{
-        self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Workspace, argmax,
+        self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Pass, Workspace, argmax,
         cpu::Shard, whole_range,
     },
     gguf::Gguf,
@@ -23,13 +23,14 @@ use crate::{
     kernels::{Cpu, Isa, threads::Pool},
     models::Blueprint,
     quant::{self, QuantizedRow},
+    round::Rounding,
     synthetic::Random,
 };
 
 /// The device of the tests.
 fn gpu() -> Option<&'static Arc<Gpu>> {
     static DEVICE: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
-    let open = || match Gpu::open(0) {
+    let open = || match Gpu::open(0, None) {
         Ok(gpu) => {
             eprintln!("device of the tests: {:?}, {:?}, {:?}", gpu.info(), gpu.arithmetic(), gpu.class());
             Some(gpu)
@@ -141,13 +142,13 @@ fn products_are_those_of_the_scalar_specification() {
             }
         }
     }
-    assert_eq!(formats, 2 * 11, "formats that were compared");
+    assert_eq!(formats, 2 * 14, "formats that were compared");
 }
 
 #[test]
 fn the_golden_hashes_are_those_of_the_processor() {
     let Some(gpu) = gpu() else { return };
-    let checks = golden::check_device(&Device::Gpu(gpu.clone())).unwrap();
+    let checks = golden::check_device(&Device::Gpu(gpu.clone(), None)).unwrap();
     assert!(checks.len() > 25, "{checks:?}");
     if gpu.class() == Class::D1 {
         let wrong: Vec<_> = checks.iter().filter(|check| !check.passed()).collect();
@@ -157,7 +158,12 @@ fn the_golden_hashes_are_those_of_the_processor() {
 
 /// Greedy tokens of a model on the processor and on the device, the digest of the state after them, and what a token cost.
 fn follow(gpu: &Arc<Gpu>, gguf: &Arc<Gguf>, prompt: &[u32], steps: usize) {
-    let (cpu, device) = (Device::Cpu(processor()), Device::Gpu(gpu.clone()));
+    compare(&Device::Gpu(gpu.clone(), None), gguf, prompt, steps);
+}
+
+/// As [`follow`], on any device.
+fn compare(device: &Device, gguf: &Arc<Gguf>, prompt: &[u32], steps: usize) {
+    let cpu = Device::Cpu(processor());
     let range = whole_range(gguf).unwrap();
     let options = Options { context: Some(prompt.len() + steps + 8) };
     let load = |device: &Device| executor::load(device, gguf, range, Ends::BOTH, options).unwrap();
@@ -173,7 +179,7 @@ fn follow(gpu: &Arc<Gpu>, gguf: &Arc<Gguf>, prompt: &[u32], steps: usize) {
         }
         (bits, state.digest().unwrap())
     };
-    assert_eq!(run(load(&device)), run(load(&cpu)), "{}", Blueprint::from_gguf(gguf).unwrap().architecture);
+    assert_eq!(run(load(device)), run(load(&cpu)), "{}", Blueprint::from_gguf(gguf).unwrap().architecture);
 }
 
 fn processor() -> Arc<Cpu> {
@@ -219,12 +225,60 @@ fn a_token_is_one_submit_and_ten_dispatches_a_layer() {
     let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
     let mut state = shard.new_state();
     shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
-    let before = shard.counts();
+    let before = shard.counts().unwrap();
     shard.step(&mut ws, &mut state, 4).unwrap();
-    let (after, layers) = (shard.counts(), shard.blueprint().layers.len() as u64);
+    let (after, layers) = (shard.counts().unwrap(), shard.blueprint().layers.len() as u64);
     assert_eq!(after.submits - before.submits, 1);
     let dispatches = after.dispatches - before.dispatches;
     assert!(dispatches <= 12 * layers + 2, "{dispatches} dispatches for {layers} layers");
+    let times = shard.operation_times().unwrap();
+    assert_eq!(times.len() as u64, dispatches - (layers - 1) * 10, "{times:?}");
+    let read: usize = times.iter().map(|time| time.bytes).sum();
+    assert!(read > 0 && read <= shard.resident_bytes(), "{read} bytes, {times:?}");
+}
+
+/// The largest logits are those that a sort of all of them gives, and no others come back.
+#[test]
+fn the_largest_logits_are_found_on_the_device() {
+    let Some(gpu) = gpu() else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(64) });
+    let shard = GpuShard::load(&gguf, gpu.clone(), whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
+    let mut ws = Workspace::new(&shard, Capacity { rows: 8, items: 1, logit_rows: 8 }).unwrap();
+    let mut state = shard.new_state();
+    let tokens = [1, 2, 3];
+    let mut pass = |ws: &mut Workspace, top: usize| {
+        state.rewind(0);
+        let item = Item { state: &mut state, input: Input::Tokens(&tokens), output: Output::All };
+        let before = shard.counts().unwrap().bytes_back;
+        let pass = Pass { layers: shard.range(), rounding: &Rounding::NONE, states: false, top };
+        shard.pass(ws, pass, &mut [item]).unwrap();
+        shard.counts().unwrap().bytes_back - before
+    };
+    pass(&mut ws, 0);
+    let vocab = shard.blueprint().vocab;
+    let rows: Vec<Vec<(u32, f32)>> = ws
+        .logits(0)
+        .chunks_exact(vocab)
+        .map(|logits| {
+            let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            all
+        })
+        .collect();
+    for (top, back) in [(1, 4 * 3), (40, 8 * 40 * 3), (64, 8 * 64 * 3)] {
+        assert_eq!(pass(&mut ws, top), back, "bytes that came back");
+        assert!(ws.logits(0).is_empty());
+        for (found, sorted) in ws.top(0).chunks_exact(top).zip(&rows) {
+            let expected = &sorted[..top];
+            match top {
+                1 => assert_eq!(found[0].0, expected[0].0),
+                _ => assert_eq!(found, expected),
+            }
+        }
+        assert_eq!(ws.top(0).len(), 3 * top);
+    }
+    pass(&mut ws, 65);
+    assert_eq!((ws.logits(0).len(), ws.top(0).len()), (3 * vocab, 0), "more than the device finds");
 }
 
 /// States move between processor and device, sessions share pages, and a batch gives each what it would get alone.
@@ -275,8 +329,83 @@ fn sessions_move_share_and_stand_side_by_side() {
 #[test]
 fn what_the_device_lacks_is_refused_with_what_to_do() {
     let count = super::list().len();
-    let why = Gpu::open(count + 7).err().unwrap().to_string();
+    let why = Gpu::open(count + 7, None).err().unwrap().to_string();
     assert!(why.contains(&format!("which has {count}")) && why.contains("--device cpu"), "{why}");
+}
+
+/// A device of its own, which a test may lose.
+fn another(memory_bytes: Option<u64>) -> Option<Arc<Gpu>> {
+    gpu().map(|_| Gpu::open(0, memory_bytes).unwrap())
+}
+
+#[test]
+fn a_device_that_is_lost_or_hangs_fails_its_passes_and_says_so() {
+    for (fail, why) in
+        [(Gpu::lose as fn(&Gpu), "is lost"), (Gpu::hurry as fn(&Gpu), "did not finish a pass within")]
+    {
+        let Some(gpu) = another(None) else { return };
+        let (gguf, options) = (minnow(), Options { context: Some(64) });
+        let device = Device::Gpu(gpu.clone(), None);
+        let shard = executor::load(&device, &gguf, whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
+        let mut ws = Workspace::new(&*shard, Capacity::one_session(8)).unwrap();
+        let mut state = shard.new_state();
+        shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
+        assert_eq!(shard.lost(), None);
+        fail(&gpu);
+        let told = shard.step(&mut ws, &mut state, 4).unwrap_err().to_string();
+        assert!(told.contains(why) && told.contains("--device cpu"), "{told}");
+        assert_eq!(state.len(), 3, "a pass that failed has advanced the session");
+        assert!(ws.logits(0).is_empty(), "and left results");
+        assert!(shard.lost().is_some_and(|lost| lost.contains(why)), "{:?}", shard.lost());
+        shard.step(&mut ws, &mut state, 4).unwrap_err();
+    }
+}
+
+#[test]
+fn layers_beyond_the_memory_are_refused_or_computed_by_the_processor() {
+    let Some(gpu) = another(Some(1 << 20)) else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(300) });
+    let range = whole_range(&gguf).unwrap();
+    let load = |device: &Device| executor::load(device, &gguf, range, Ends::BOTH, options);
+    let why = load(&Device::Gpu(gpu.clone(), None)).err().unwrap().to_string();
+    assert!(why.contains("--gpu-memory") && why.contains("gpu:0,cpu"), "{why}");
+    assert_eq!(gpu.free_bytes(), Some(1 << 20), "what was taken is given back");
+    let why = load(&Device::Gpu(gpu, Some(processor()))).err().unwrap().to_string();
+    assert!(why.contains("no memory for one layer"), "{why}");
+    // From little memory to much: no layer, some of them, all of them on the GPU.
+    let mut met = Vec::new();
+    for mebibytes in [4, 8, 12, 16, 20, 24, 32, 256] {
+        let gpu = another(Some(mebibytes << 20)).unwrap();
+        let device = Device::Gpu(gpu.clone(), Some(processor()));
+        let Ok(executor) = load(&device) else { continue };
+        let name = executor.device();
+        let layers: u32 = name.matches(" on ").count() as u32;
+        if met.last() != Some(&layers) {
+            met.push(layers);
+            drop(executor);
+            if gpu.class() == Class::D1 {
+                compare(&device, &gguf, &[1, 17, 300, 42, 5, 99, 260, 7, 8, 9, 10], 4);
+            }
+        }
+    }
+    assert_eq!(met, [2, 0], "two devices, then one");
+}
+
+#[test]
+fn a_device_is_demoted_and_stays_so() {
+    let Some(gpu) = another(None) else { return };
+    let gguf = minnow();
+    let options = Options { context: Some(16) };
+    let device = Device::Gpu(gpu.clone(), None);
+    let tag = |device: &Device| {
+        let shard = executor::load(device, &gguf, whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
+        (shard.class(), shard.state_tag(shard.range()))
+    };
+    let before = tag(&device);
+    device.demote();
+    let after = tag(&device);
+    assert_eq!(after.0, Class::Approx);
+    assert!(before.0 == Class::Approx || before.1 != after.1, "states of two classes have one name");
 }
 
 /// `SHOAL_MODEL=model.gguf cargo test -p shoal-shard --features gpu --lib -- --ignored gpu`.

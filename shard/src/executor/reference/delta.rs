@@ -1,6 +1,10 @@
 //! A gated delta net and a short convolution, one value at a time.
 
-use super::{Model, sigmoid, silu, state::Rows};
+use super::{
+    Model,
+    math::{sigmoid, silu},
+    state::Rows,
+};
 use crate::{
     kernels::DeltaShape,
     models::{ShortConv, layer_name},

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, LayerRange};
+use scheduler::{CacheType, LayerRange, SessionKind};
 
 use super::{Arithmetic, Model, Rows};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
         batch::{Span, check_load, round_at},
         host::{HostBuffers, pass_each},
-        read_bytes,
+        not_ranked, read_bytes,
         tags::Tags,
     },
     gguf::Gguf,
@@ -49,6 +49,10 @@ impl Reference {
     fn compute(&self, pass: Pass<'_>, item: &mut Item<'_>, span: Span, gave: Gave) -> Result<Vec<f32>> {
         let hidden = self.model.blueprint.hidden;
         let mut out = Vec::new();
+        if let (true, Input::Tokens(tokens)) = (self.model.blueprint.encodes(), item.input) {
+            let states = self.model.encode(tokens);
+            return Ok(states[states.len() - span.wanted..].concat());
+        }
         for row in 0..span.rows {
             let (mut x, token) = match item.input {
                 Input::Tokens(tokens) => self.model.embed(tokens[row]),
@@ -128,11 +132,20 @@ impl Executor for Reference {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
+    fn rank(&self, state: &[f32]) -> Result<f32> {
+        let ranks = self.ends.head && self.model.blueprint.head.rank.is_some();
+        if ranks && state.len() == self.model.blueprint.hidden {
+            Ok(self.model.rank(state))
+        } else {
+            Err(not_ranked())
+        }
+    }
+
+    fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
         Box::new(Rows::of(&self.model.blueprint, layer as usize))
     }
 
-    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+    fn state_bytes(&self, layers: LayerRange, positions: usize, _cache: CacheType) -> usize {
         let row = |layer: u32| Rows::of(&self.model.blueprint, layer as usize).row_bytes();
         (layers.start()..layers.end()).map(row).sum::<usize>() * positions
     }

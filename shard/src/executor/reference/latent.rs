@@ -1,6 +1,6 @@
 //! Latent attention as profile `d1` computes it: absorbed, one row of rotated key and latent per position.
 
-use super::{Model, Rows};
+use super::{Model, Rows, math};
 use crate::models::{Latent, layer_name};
 
 impl Model {
@@ -39,7 +39,7 @@ impl Model {
             let total: f32 = exps.iter().sum();
             let mut mixed = vec![0.0; rank];
             for (exp, key) in exps.iter().zip(&rows.keys) {
-                super::add(&mut mixed, &key[rotated..], exp / total);
+                math::add(&mut mixed, &key[rotated..], exp / total);
             }
             out.extend(self.product(self.slice(&name("attn_v_b.weight"), head * value, value), &mixed));
         }

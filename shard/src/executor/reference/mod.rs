@@ -17,6 +17,7 @@
 mod delta;
 mod executor;
 mod latent;
+mod math;
 mod state;
 
 use std::collections::HashMap;
@@ -28,12 +29,13 @@ use crate::{
     gguf::Gguf,
     kernels::Pairing,
     models::{
-        ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Experts, FeedForward, Frequencies,
-        LAYER_SCALE, NormKind, Router, Softmax, layer_name,
+        ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Embedding, Experts, FeedForward,
+        Frequencies, LAYER_SCALE, NormKind, Ranks, Router, Softmax, layer_name,
     },
     quant::{self, QuantizedRow},
 };
 pub use executor::Reference;
+use math::{add, attend, gated, gelu, relu_squared, sigmoid};
 use state::Rows;
 
 /// Where values are rounded.
@@ -133,7 +135,7 @@ impl Model {
     fn embed(&self, token: u32) -> (Vec<f32>, Vec<f32>) {
         let b = &self.blueprint;
         let mut x = self.rows("token_embd.weight", token as usize, 1)[..b.hidden].to_vec();
-        x.iter_mut().for_each(|x| *x *= b.embedding_scale);
+        x.iter_mut().for_each(|x| *x *= b.embedding.scale);
         let Some(width) = b.per_layer else { return (x, Vec::new()) };
         let mut parts = self.linear("per_layer_model_proj", &x);
         parts.iter_mut().for_each(|part| *part /= (b.hidden as f32).sqrt());
@@ -146,23 +148,79 @@ impl Model {
         (x, parts)
     }
 
+    /// The hidden states of a whole text, of an encoder.
+    pub fn encode(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let b = &self.blueprint;
+        let mut rows: Vec<Vec<f32>> = tokens.iter().map(|token| self.embed(*token).0).collect();
+        if let Some(separator) = b.embedding.types {
+            for (at, row) in Embedding::types_of(separator, tokens).zip(&mut rows) {
+                add(row, self.rows("token_types.weight", at, 1), 1.0);
+            }
+        }
+        for (position, row) in rows.iter_mut().enumerate().filter(|_| b.embedding.positions) {
+            add(row, self.rows("position_embd.weight", position, 1), 1.0);
+        }
+        if b.embedding.normed {
+            rows.iter_mut().for_each(|row| *row = self.norm("token_embd_norm", row));
+        }
+        for (index, layer) in b.layers.iter().enumerate() {
+            let Attention::Softmax(spec) = layer.attention else {
+                unreachable!("encoders look at each other")
+            };
+            let mut seen = Rows::of(b, index);
+            let queries: Vec<_> = rows
+                .iter()
+                .map(|row| {
+                    let h = self.norm(&layer_name(index, ATTENTION_NORM), row);
+                    self.look(&mut seen, None, (index, spec), &h)
+                })
+                .collect();
+            for (position, (row, query)) in rows.iter_mut().zip(queries).enumerate() {
+                let y = self.mix(&seen, (index, spec), position, query);
+                self.rest(index, row, y, &[]);
+            }
+        }
+        rows.iter().map(|row| self.norm(b.head.norm, row)).collect()
+    }
+
+    /// The score of a text whose hidden state is `state`.
+    pub fn rank(&self, state: &[f32]) -> f32 {
+        let mut x = state.to_vec();
+        if self.tensors.contains_key("cls.weight") {
+            x = self.linear("cls", state);
+            let curve = match self.blueprint.head.rank {
+                Some(Ranks::Gelu) => gelu,
+                _ => f32::tanh,
+            };
+            x.iter_mut().for_each(|x| *x = curve(*x));
+        }
+        self.linear("cls.output", &self.norm("cls.norm", &x))[0]
+    }
+
     /// One row through one layer, whose `rows` remember it; `lent` are those of the layer whose keys it reads, `token` what layers
     /// read of the token.
-    fn layer(&self, (rows, lent): (&mut Rows, Option<&Rows>), index: usize, x: &mut [f32], token: &[f32]) {
+    fn layer(&self, (rows, lent): (&mut Rows, Option<&Rows>), index: usize, x: &mut Vec<f32>, token: &[f32]) {
         let layer = &self.blueprint.layers[index];
         let h = self.norm(&layer_name(index, ATTENTION_NORM), x);
-        let mut y = match layer.attention {
+        let y = match layer.attention {
             Attention::Softmax(spec) => self.attention(rows, lent, (index, spec), &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
             Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
             Attention::Latent(latent) => self.latent(rows, index, latent, &h),
             Attention::ShortConv(conv) => self.short_conv(rows, index, conv, &h),
         };
+        self.rest(index, x, y, token);
+    }
+
+    /// What follows the look at other positions, which gave `y`.
+    fn rest(&self, index: usize, x: &mut Vec<f32>, mut y: Vec<f32>, token: &[f32]) {
+        let layer = &self.blueprint.layers[index];
         if let Some(after) = layer.norm_after_attention() {
             self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
         }
         let before = x.to_vec();
         add(x, &y, self.blueprint.residual_scale);
+        *x = self.norm(&layer_name(index, "attn_output_norm"), x);
         let h = match layer.parallel() {
             true => self.norm(&layer_name(index, ATTENTION_NORM), &before),
             false => self.norm(&layer_name(index, layer.feed_forward_norm), x),
@@ -182,6 +240,7 @@ impl Model {
         };
         self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
         add(x, &y, self.blueprint.residual_scale);
+        *x = self.norm(&layer_name(index, "layer_output_norm"), x);
         if let Some(width) = self.blueprint.per_layer {
             let gate = self.linear(&layer_name(index, "inp_gate"), x);
             let part = gated(Activation::GatedGelu, &gate, &token[index * width..][..width]);
@@ -215,9 +274,22 @@ impl Model {
         &self,
         rows: &mut Rows,
         lent: Option<&Rows>,
-        (index, spec): (usize, Softmax),
+        layer: (usize, Softmax),
         h: &[f32],
     ) -> Vec<f32> {
+        let position = rows.keys.len();
+        let query = self.look(rows, lent, layer, h);
+        self.mix(lent.unwrap_or(rows), layer, position, query)
+    }
+
+    /// Adds the keys and values of a row to `rows` and gives its queries and the gates of what they will see.
+    fn look(
+        &self,
+        rows: &mut Rows,
+        lent: Option<&Rows>,
+        (index, spec): (usize, Softmax),
+        h: &[f32],
+    ) -> (Vec<f32>, Vec<f32>) {
         let b = &self.blueprint;
         let dim = spec.kv.head_dim;
         let (q_width, kv_width) = (b.heads * dim, spec.kv.kv_heads * dim);
@@ -264,12 +336,24 @@ impl Model {
         }
         rows.keys.push(self.stored(k));
         rows.values.push(self.stored(v));
-        let Rows { keys, values, .. } = lent.unwrap_or(rows);
-        let mut out = vec![0.0; q_width];
+        (q, gates)
+    }
+
+    /// What the queries of the row at `position` see of `rows`.
+    fn mix(
+        &self,
+        Rows { keys, values, .. }: &Rows,
+        (index, spec): (usize, Softmax),
+        position: usize,
+        (q, gates): (Vec<f32>, Vec<f32>),
+    ) -> Vec<f32> {
+        let b = &self.blueprint;
+        let dim = spec.kv.head_dim;
+        let mut out = vec![0.0; b.heads * dim];
         let sinks = self.tensors.get(&layer_name(index, "attn_sinks.weight")).map(|sinks| &sinks.values);
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
             let kv_head = head / (b.heads / spec.kv.kv_heads);
-            attend(q, keys, values, kv_head * dim, spec, sinks.map(|sinks| sinks[head]), out);
+            attend(q, (keys, values), (kv_head * dim, position), spec, sinks.map(|sinks| sinks[head]), out);
         }
         out.iter_mut().zip(&gates).for_each(|(out, gate)| *out *= sigmoid(*gate));
         self.norm_after(&layer_name(index, "attn_sub_norm.weight"), &mut out);
@@ -472,66 +556,4 @@ struct Slice<'a> {
     format: &'static quant::Format,
     bytes: &'a [u8],
     row: usize,
-}
-
-/// One query head over all cached positions; `at` is where its key head starts in a position's row.
-fn attend(
-    q: &[f32],
-    keys: &[Vec<f32>],
-    values: &[Vec<f32>],
-    at: usize,
-    spec: Softmax,
-    sink: Option<f32>,
-    out: &mut [f32],
-) {
-    let first = spec.window.map_or(0, |window| keys.len().saturating_sub(window));
-    let first = first.max(spec.chunk.map_or(0, |chunk| (keys.len() - 1) / chunk * chunk));
-    let score = |key: &Vec<f32>| {
-        let dot: f32 = q.iter().zip(&key[at..]).map(|(q, k)| q * k).sum();
-        match spec.softcap {
-            Some(cap) => cap * (dot * spec.scale / cap).tanh(),
-            None => dot * spec.scale,
-        }
-    };
-    let scores: Vec<f32> = keys[first..].iter().map(score).collect();
-    let largest = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
-    let exps: Vec<f32> = scores.iter().map(|s| (s - largest).exp()).collect();
-    let total: f32 = exps.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - largest).exp());
-    for (exp, value) in exps.iter().zip(&values[first..]) {
-        add(out, &value[at..at + q.len()], exp / total);
-    }
-}
-
-fn add(x: &mut [f32], y: &[f32], factor: f32) {
-    x.iter_mut().zip(y).for_each(|(x, y)| *x += y * factor);
-}
-
-/// The inner rows of a gated network.
-fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let one = |(&gate, &up): (&f32, &f32)| match activation {
-        Activation::GatedGelu => gelu(gate) * up,
-        Activation::GatedReluSquared => relu_squared(gate) * up,
-        Activation::ClampedSwiglu => {
-            let gate = gate.min(7.0);
-            (up.clamp(-7.0, 7.0) + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
-        }
-        _ => silu(gate) * up,
-    };
-    gate.iter().zip(up).map(one).collect()
-}
-
-fn relu_squared(x: f32) -> f32 {
-    x.max(0.0) * x.max(0.0)
-}
-
-fn silu(x: f32) -> f32 {
-    x * sigmoid(x)
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn gelu(x: f32) -> f32 {
-    0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
 }

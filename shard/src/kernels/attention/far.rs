@@ -8,7 +8,8 @@ use super::{
     Far, QUARTER,
     landmarks::landmark_len,
     registers::{Widened, diagonal},
-    tile::{Task, WEIGHTS, Work},
+    task::Task,
+    tile::{WEIGHTS, Work},
 };
 use crate::kernels::simd::{LANES, Simd};
 

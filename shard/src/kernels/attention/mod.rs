@@ -9,8 +9,8 @@
 //! the keys are stored, in the same way.
 //!
 //! # What is computed, in this order (profile d1)
-//! Query row `i` has position `t = start + i` and sees positions `max(0, t + 1 - window) ..= t`. For each page with a visible
-//! position, in page order:
+//! Query row `i` has position `t = start + i` and sees positions `max(0, t + 1 - window) ..= min(t + ahead, start + n - 1)`. For
+//! each page with a visible position, in page order:
 //! 1. `s_j`: 16 partial sums of `q_d * k_jd` by `d mod 16`, fused multiply-add, dimensions ascending, added 8, 4, 2, 1 apart;
 //!    then `s_j = s_j * scale`; then, with a softcap c, `s_j = tanh(s_j / c) * c`.
 //! 2. `m = max s_j`, `p_j = exp(s_j - m)` over the visible positions of the page.
@@ -35,18 +35,21 @@
 //!
 //! # How it is fast
 //! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
-//! counter, the long ones first. Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
+//! counter, the long ones first; where there are few of them, parts of their pages are ([`task`]). Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
 //! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly. Sinks and landmarks
 //! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
+//! The module `small` says what is different where keys and values are kept in 8 or 4 bits.
+//!
 //! Limits: keys and values have the same head_dim, unless values are a part of the keys, which then have no landmarks; these are widened for every unit, which many
-//! query heads share; one unit is one thread's, so decoding one short prompt cannot use more threads than
-//! query heads.
+//! query heads share; a page of a unit is one thread's.
 
 mod far;
 pub mod landmarks;
 mod registers;
+pub(crate) mod small;
+mod task;
 mod tile;
 mod values;
 
@@ -61,13 +64,17 @@ use std::{
     },
 };
 
-use scheduler::attention::Sparse;
+use scheduler::{
+    attention::Sparse,
+    session_kind::{CACHE_BLOCK, CacheType},
+};
 
 use super::{
     Cpu, Kernel,
     simd::{LANES, Simd},
     vector::{Shared, load_part},
 };
+use small::StoreSmall;
 
 /// Positions of one page. Part of the numerics (pages are combined in page order): changing it changes every result.
 pub const PAGE: usize = 256;
@@ -94,12 +101,14 @@ pub struct KvShape {
     pub head_dim: usize,
     /// The value of a position is this many last elements of its key, and is not stored beside it.
     pub latent: Option<usize>,
+    /// In which form keys and values are stored; where values are a part of the keys, f16.
+    pub cache: CacheType,
 }
 
 impl KvShape {
-    /// Keys and values of `head_dim` elements.
+    /// Keys and values of `head_dim` elements, stored as f16.
     pub const fn new(kv_heads: usize, head_dim: usize) -> Self {
-        Self { kv_heads, head_dim, latent: None }
+        Self { kv_heads, head_dim, latent: None, cache: CacheType::F16 }
     }
 
     /// Width of one value.
@@ -107,12 +116,16 @@ impl KvShape {
         self.latent.unwrap_or(self.head_dim)
     }
 
-    /// What one position stores for one head, in f16 values.
+    /// What one position stores for one head, in units of two bytes.
     pub fn head_len(self) -> usize {
-        self.head_dim * if self.latent.is_some() { 1 } else { 2 }
+        match self.cache {
+            CacheType::F16 => self.head_dim * if self.latent.is_some() { 1 } else { 2 },
+            // Blocks of the key and of the value, two bytes at a time.
+            cache => self.head_dim.div_ceil(CACHE_BLOCK) * cache.block_bytes(),
+        }
     }
 
-    /// What one position stores, in f16 values.
+    /// What one position stores, in units of two bytes.
     pub fn position_len(self) -> usize {
         self.kv_heads * self.head_len()
     }
@@ -127,7 +140,7 @@ pub fn new_quarter(shape: KvShape, bits: u16) -> KvQuarter {
     Arc::new(vec![bits; quarter_len(shape)].into_boxed_slice())
 }
 
-/// f16 values in one quarter of a page of `shape`.
+/// Units of two bytes in one quarter of a page of `shape`.
 pub fn quarter_len(shape: KvShape) -> usize {
     QUARTER * shape.position_len()
 }
@@ -152,6 +165,8 @@ pub struct AttentionJob<'a> {
     pub softcap: Option<f32>,
     /// A row sees itself and `window - 1` positions before it; at least 1. `None` with a far part, which has a window.
     pub window: Option<usize>,
+    /// A row sees this many positions after itself, no further than the job's last row; 0 with a far part.
+    pub ahead: usize,
     /// What rows see besides the window of its rule; `None` for nothing.
     pub far: Option<Far<'a>>,
     /// For each query head a logit that takes part in the softmax and has no value.
@@ -171,14 +186,14 @@ pub struct Far<'a> {
 
 thread_local! {
     /// Working memory of [`tile::Unit`]; grows to the largest head_dim seen by the thread and is then reused.
-    static SCRATCH: RefCell<Vec<tile::Line>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<task::Line>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Makes room for units of `head_dim`.
-fn grow(scratch: &mut Vec<tile::Line>, head_dim: usize) {
+fn grow(scratch: &mut Vec<task::Line>, head_dim: usize) {
     let needed = tile::scratch_lines(head_dim);
     if scratch.len() < needed {
-        scratch.resize(needed, tile::Line::default());
+        scratch.resize(needed, task::Line::default());
     }
 }
 
@@ -187,16 +202,19 @@ impl Cpu {
     /// heads up to `head_dim` allocates nothing when called from this thread.
     pub fn reserve_attention(&self, head_dim: usize) {
         self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
+        task::reserve(self.pool().threads());
     }
 
     /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`; no values where they are a part
-    /// of the keys. f32 is rounded to the nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
+    /// of the keys. f32 is rounded to the nearest f16 (ties to even), magnitudes beyond 65504 become 65504; or block by block,
+    /// as the module `small` says.
     ///
     /// Panics when the pages do not reach that far.
     pub fn store_kv(&self, pages: &mut [KvQuarter], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
         let width = shape.kv_heads * shape.head_dim;
         let latent = shape.latent.is_some();
         assert_eq!(if latent { 0 } else { k.len() }, v.len(), "as many keys as values");
+        assert!(!latent || shape.cache == CacheType::F16, "values that are a part of keys are f16");
         assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
         let end = start + k.len() / width;
         assert!(end <= pages.len() * QUARTER, "{} quarters do not hold {end} positions", pages.len());
@@ -215,7 +233,10 @@ impl Cpu {
             // SAFETY: each index is taken by one thread, and the pages outlive the run.
             let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
             let v = if latent { v } else { &v[rows.clone()] };
-            self.run(Store { page, shape, k: &k[rows], v, at: from - base });
+            match shape.cache {
+                CacheType::F16 => self.run(Store { page, shape, k: &k[rows], v, at: from - base }),
+                _ => self.run(StoreSmall { page, shape, k: &k[rows], v, at: from - base }),
+            }
         };
         if count == 1 {
             return store(0);
@@ -225,8 +246,8 @@ impl Cpu {
 
     /// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
     ///
-    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim than before; see
-    /// [`Cpu::reserve_attention`].
+    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim (see
+    /// [`Cpu::reserve_attention`]) or divides a longer session than before.
     pub fn attention(&self, jobs: &mut [AttentionJob<'_>]) {
         for batch in jobs.chunks_mut(BATCH) {
             self.attention_batch(batch);
@@ -235,48 +256,54 @@ impl Cpu {
 
     fn attention_batch(&self, jobs: &mut [AttentionJob<'_>]) {
         let threads = self.pool().threads();
-        let fewer = |rows: usize| jobs.iter().map(|job| job.units(rows)).sum::<usize>() < threads;
+        // Units can be divided by pages, see [`task`].
+        let parts = |job: &AttentionJob<'_>| if job.far.is_some() { 1 } else { job.pages_seen() };
+        let fewer =
+            |rows: usize| jobs.iter().map(|job| job.units(rows) * parts(job)).sum::<usize>() < threads;
         // Smaller units share less, so they shrink only when some thread would have none.
-        let mut rows = tile::ROWS;
+        let mut rows = task::ROWS;
         while rows > 1 && fewer(rows) {
             rows /= 2;
         }
-        let mut tasks: [Option<tile::Task<'_>>; BATCH] = [const { None }; BATCH];
-        let (mut total, mut work, mut dim) = (0, 0, 0);
+        let mut tasks: [Option<task::Task<'_>>; BATCH] = [const { None }; BATCH];
+        let (mut work, mut dim) = (0, 0);
         for (task, job) in tasks.iter_mut().zip(jobs) {
             job.check();
-            total += job.units(rows);
             dim = dim.max(job.shape.head_dim);
             work += job.n
                 * job.heads
                 * job.shape.head_dim
                 * (job.start + job.n).min(job.window().unwrap_or(usize::MAX));
-            *task = Some(tile::Task::new(job, rows));
+            *task = Some(task::Task::new(job, rows));
         }
-        let next = AtomicUsize::new(0);
-        let take_units = || {
-            SCRATCH.with_borrow_mut(|scratch| {
-                grow(scratch, dim);
-                loop {
-                    let mut unit = next.fetch_add(1, Relaxed);
-                    if unit >= total {
-                        return;
+        let serial = threads == 1 || work < PARALLEL;
+        task::with_parts(&mut tasks, if serial { 1 } else { threads }, |tasks| {
+            let total = tasks.iter().flatten().map(|task| task.units).sum::<usize>();
+            let next = AtomicUsize::new(0);
+            let take_units = || {
+                SCRATCH.with_borrow_mut(|scratch| {
+                    grow(scratch, dim);
+                    loop {
+                        let mut unit = next.fetch_add(1, Relaxed);
+                        if unit >= total {
+                            return;
+                        }
+                        let task = tasks.iter().flatten().find(|task| {
+                            let here = unit < task.units;
+                            unit = if here { unit } else { unit - task.units };
+                            here
+                        });
+                        let task = task.expect("units are counted");
+                        self.run(tile::Unit { task, unit, scratch });
                     }
-                    let task = tasks.iter().flatten().find(|task| {
-                        let here = unit < task.units;
-                        unit = if here { unit } else { unit - task.units };
-                        here
-                    });
-                    let task = task.expect("units are counted");
-                    self.run(tile::Unit { task, unit, scratch });
-                }
-            });
-        };
-        if threads == 1 || total == 1 || work < PARALLEL {
-            take_units();
-        } else {
-            self.pool().run(&|_, _| take_units());
-        }
+                });
+            };
+            if serial || total == 1 {
+                take_units();
+            } else {
+                self.pool().run(&|_, _| take_units());
+            }
+        });
     }
 }
 
@@ -284,6 +311,11 @@ impl AttentionJob<'_> {
     /// Units of `rows` (query row, query head) pairs.
     fn units(&self, rows: usize) -> usize {
         self.shape.kv_heads * (self.n * (self.heads / self.shape.kv_heads)).div_ceil(rows)
+    }
+
+    /// Most pages that some rows see together.
+    fn pages_seen(&self) -> usize {
+        task::pages_seen(self.start, self.n, self.window().unwrap_or(usize::MAX))
     }
 
     /// The row itself and how many before it are seen without gaps, if not all.
@@ -302,10 +334,12 @@ impl AttentionJob<'_> {
         let value_dim = self.shape.value_dim();
         assert!((1..=head_dim).contains(&value_dim), "values of {value_dim} in keys of {head_dim}");
         assert_eq!(self.out.len(), n * heads * value_dim, "the result has another shape");
+        let small = self.shape.cache != CacheType::F16;
+        assert!(!small || self.shape.latent.is_none() && self.far.is_none(), "a form of f16 only");
         assert!(self.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads have other sinks");
         assert!(self.window != Some(0), "a window of 0 positions sees nothing");
         if let Some(Far { rule, landmarks }) = self.far {
-            assert!(self.window.is_none(), "sparse attention brings its own window");
+            assert!(self.window.is_none() && self.ahead == 0, "sparse attention brings its own window");
             assert!(self.shape.latent.is_none(), "sparse attention of values that are a part of keys");
             let blocks = (self.start + n).checked_div(rule.block as usize).unwrap_or(0);
             assert!(
@@ -350,7 +384,7 @@ impl Kernel for Store<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let KvShape { kv_heads, head_dim, latent } = self.shape;
+        let KvShape { kv_heads, head_dim, latent, .. } = self.shape;
         let width = kv_heads * head_dim;
         let n = self.k.len() / width;
         for (head, page) in self.page.chunks_exact_mut(QUARTER * self.shape.head_len()).enumerate() {

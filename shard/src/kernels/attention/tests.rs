@@ -6,7 +6,7 @@ use half::f16;
 
 use scheduler::attention::Sparse;
 
-use super::{landmarks::landmark_len, *};
+use super::{landmarks::landmark_len, small::tests::Kept, *};
 use crate::kernels::{
     Isa, math,
     threads::Pool,
@@ -23,19 +23,34 @@ struct Case {
     n: usize,
     softcap: Option<f32>,
     window: Option<usize>,
+    ahead: usize,
     sinks: bool,
     far: Option<Sparse>,
     latent: Option<usize>,
+    cache: CacheType,
 }
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
-        let (softcap, window, sinks, far, latent) = (None, None, false, None, None);
-        Self { kv_heads, group, dim, start, n, softcap, window, sinks, far, latent }
+        let (softcap, window, ahead, sinks, far, latent) = (None, None, 0, false, None, None);
+        Self {
+            kv_heads,
+            group,
+            dim,
+            start,
+            n,
+            softcap,
+            window,
+            ahead,
+            sinks,
+            far,
+            latent,
+            cache: CacheType::F16,
+        }
     }
 
     fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.kv_heads, head_dim: self.dim, latent: self.latent }
+        KvShape { latent: self.latent, cache: self.cache, ..KvShape::new(self.kv_heads, self.dim) }
     }
 
     fn width(&self) -> usize {
@@ -55,6 +70,11 @@ impl Case {
     fn first(&self, t: usize) -> usize {
         let window = self.far.map_or(self.window, |rule| Some(rule.window as usize + 1));
         window.map_or(0, |w| (t + 1).saturating_sub(w))
+    }
+
+    /// Those end here.
+    fn end(&self, t: usize) -> usize {
+        (t + 1).saturating_add(self.ahead).min(self.start + self.n)
     }
 
     /// One number of what is stored of `x`, whose rows of a head have `dim`, for position `j`.
@@ -122,7 +142,7 @@ impl Case {
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 28] = [
+const CASES: [Case; 35] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -159,10 +179,18 @@ const CASES: [Case; 28] = [
         far: Some(Sparse { window: 300, sinks: 128, stride: false, block: 0 }),
         ..Case::new(1, 2, 16, 290, 150)
     },
+    // Few units and many pages: these are divided among the threads.
+    Case::new(3, 3, 64, 1_500, 1),
+    Case { window: Some(700), sinks: true, ..Case::new(1, 3, 32, 1_800, 20) },
+    Case { latent: Some(64), ..Case::new(1, 5, 80, 1_100, 2) },
     Case { latent: Some(40), ..Case::new(1, 4, 48, 0, 37) },
     Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
     Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },
     Case { latent: Some(8), ..Case::new(2, 2, 12, 300, 7) },
+    Case { ahead: usize::MAX, ..Case::new(2, 1, 32, 0, 300) },
+    Case { ahead: usize::MAX, ..Case::new(1, 2, 24, 250, 17) },
+    Case { ahead: 24, window: Some(25), ..Case::new(2, 2, 16, 0, 290) },
+    Case { ahead: 3, window: Some(1), softcap: Some(20.0), ..Case::new(1, 5, 8, 500, 30) },
 ];
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvQuarter> {
@@ -205,6 +233,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
             scale: case.scale(),
             softcap: case.softcap,
             window: case.window,
+            ahead: case.ahead,
             far: case.far.map(|rule| Far { rule, landmarks: &landmarks }),
             sinks: sinks.as_deref(),
             out: &mut out[done * out_width..(done + n) * out_width],
@@ -225,9 +254,16 @@ enum Seen {
     Landmark(usize),
 }
 
+/// The cases of dense and narrow sessions whose values are not a part of their keys, in fewer bits.
+fn small_cases() -> impl Iterator<Item = Case> {
+    let cases = CASES.into_iter().filter(|case| case.far.is_none() && case.latent.is_none());
+    cases.flat_map(|case| [CacheType::Q8, CacheType::Q4].map(|cache| Case { cache, ..case }))
+}
+
 /// The specification, one (row, head) at a time.
 fn twin(case: &Case) -> Vec<f32> {
     let (q, k, v) = case.data();
+    let kept = (case.cache != CacheType::F16).then(|| Kept::of(case.shape(), &k, &v));
     let mut out = Vec::new();
     for i in 0..case.n {
         let t = case.start + i;
@@ -235,13 +271,15 @@ fn twin(case: &Case) -> Vec<f32> {
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
             let values = case.shape().value_dim();
-            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match seen {
-                Seen::Position(j) => case.at(x, dim, head, j, d),
-                Seen::Landmark(block) => case.landmark(x, head, block, d),
+            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match (seen, &kept) {
+                (Seen::Position(j), Some(kept)) => kept.value(j, head / case.group, d),
+                (Seen::Position(j), None) => case.at(x, dim, head, j, d),
+                (Seen::Landmark(block), _) => case.landmark(x, head, block, d),
             };
             let mut state: Option<(f32, f32, Vec<f32>)> = None;
-            let pages = (first / PAGE..=t / PAGE).map(|page| {
-                let positions = first.max(page * PAGE)..(t + 1).min((page + 1) * PAGE);
+            let end = case.end(t);
+            let pages = (first / PAGE..end.div_ceil(PAGE)).map(|page| {
+                let positions = first.max(page * PAGE)..end.min((page + 1) * PAGE);
                 positions.map(|j| (j, Seen::Position(j))).collect()
             });
             let parts: Vec<Vec<(usize, Seen)>> = [case.far_places(t)].into_iter().chain(pages).collect();
@@ -251,7 +289,11 @@ fn twin(case: &Case) -> Vec<f32> {
                     for d in 0..case.dim {
                         lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, seen, d), lanes[d % LANES]);
                     }
-                    let s = tree(lanes) * case.scale();
+                    let s = match (seen, &kept) {
+                        (Seen::Position(j), Some(kept)) => kept.score(q, j, head / case.group),
+                        _ => tree(lanes),
+                    };
+                    let s = s * case.scale();
                     case.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)
                 });
                 let s = s.collect::<Vec<_>>();
@@ -299,7 +341,7 @@ fn textbook(case: &Case) -> Vec<f64> {
     for i in 0..case.n {
         let t = case.start + i;
         let mut seen = case.far_places(t);
-        seen.extend((case.first(t)..=t).map(|j| (j, Seen::Position(j))));
+        seen.extend((case.first(t)..case.end(t)).map(|j| (j, Seen::Position(j))));
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
             let values = case.shape().value_dim();
@@ -326,10 +368,12 @@ fn textbook(case: &Case) -> Vec<f64> {
 
 #[test]
 fn every_case_equals_the_twin_everywhere() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(small_cases()) {
         let expected = twin(&case);
         on_every_cpu(|cpu, name| {
-            for chunk in [1, 5, 7, 32, usize::MAX] {
+            // Rows that see those behind them come together.
+            let chunks: &[usize] = if case.ahead > 0 { &[usize::MAX] } else { &[1, 5, 7, 32, usize::MAX] };
+            for chunk in chunks.iter().copied() {
                 let what = format!("{case:?} in chunks of {chunk} on {name}");
                 assert_same(&compute(cpu, &case, chunk.min(case.n)), &expected, &what);
             }
@@ -358,11 +402,24 @@ fn the_twin_is_attention() {
     }
 }
 
+/// What fewer bits change, on numbers without a pattern.
+#[test]
+fn fewer_bits_are_near_the_truth() {
+    for case in small_cases() {
+        let (own, truth) = (twin(&case), textbook(&case));
+        let off = own.iter().zip(&truth).map(|(own, truth)| (f64::from(*own) - truth).abs()).sum::<f64>();
+        let off = off / own.len() as f64;
+        let most = if case.cache == CacheType::Q8 { 0.01 } else { 0.1 };
+        assert!(off < most, "{case:?}: {off}");
+    }
+}
+
 #[test]
 fn many_jobs_equal_single_jobs() {
     let cpu = Cpu::new(Isa::detect(), Pool::new(3, false));
     // More jobs than one batch, decoding and prefilling at once.
-    let cases = (0..40).map(|i| Case::new(2, 2, 64, 37 * i, 1 + i % 3)).collect::<Vec<_>>();
+    let case = |i: usize| Case { cache: CacheType::ALL[i % 3], ..Case::new(2, 2, 64, 37 * i, 1 + i % 4) };
+    let cases = (0..40).map(case).collect::<Vec<_>>();
     let stores = cases.iter().map(|case| {
         let (_, k, v) = case.data();
         let mut pages = pages(case.shape(), case.start + case.n);
@@ -375,8 +432,22 @@ fn many_jobs_equal_single_jobs() {
     let mut jobs = Vec::new();
     for (((case, pages), q), out) in cases.iter().zip(&stores).zip(&queries).zip(&mut outs) {
         let (shape, heads, scale) = (case.shape(), case.kv_heads * case.group, case.scale());
-        let (Case { start, n, softcap, window, .. }, sinks, far) = (*case, None, None);
-        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, far, sinks, out });
+        let (Case { start, n, softcap, window, ahead, .. }, sinks, far) = (*case, None, None);
+        jobs.push(AttentionJob {
+            q,
+            pages,
+            shape,
+            start,
+            n,
+            heads,
+            scale,
+            softcap,
+            window,
+            ahead,
+            far,
+            sinks,
+            out,
+        });
     }
     cpu.attention(&mut jobs);
     for (case, out) in cases.iter().zip(&outs) {
@@ -427,6 +498,7 @@ fn missing_pages_are_refused() {
         scale: 1.0,
         softcap: None,
         window: None,
+        ahead: 0,
         far: None,
         sinks: None,
         out: &mut [0.0; 16],

@@ -1,10 +1,14 @@
 //! One unit of attention: some (query row, query head) pairs that share a key/value head.
 
-use std::{marker::PhantomData, ops::Range};
+use std::ops::Range;
+
+use scheduler::CacheType;
 
 use super::{
-    AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER,
+    KvShape, PAGE, QUARTER,
     registers::{Source, Stored, Widened, mix, scores},
+    small::{Queries, query_bytes},
+    task::{Line, ROWS, Task},
 };
 use crate::kernels::{
     Kernel, math,
@@ -12,111 +16,28 @@ use crate::kernels::{
     vector::store_part,
 };
 
-/// Most pairs of one unit: the scores of a page (64 KiB) and the results stay in the second-level cache, and
-/// a group of keys widened to f32 serves 16 register tiles.
-pub(super) const ROWS: usize = 64;
-
 /// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
-const RUN: usize = 32;
+pub(super) const RUN: usize = 32;
+
+/// Most pairs of a unit that waits for memory. With more of them the time between two groups of keys is long enough for what the
+/// hardware fetches ahead.
+const FEW: usize = 16;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
 /// together and would compete for the same sets of the first-level cache.
 pub(super) const WEIGHTS: usize = PAGE + LANES;
 
-/// 64 bytes of working memory, aligned to a cache line.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
-pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
-
 /// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values, and for
-/// sparse attention a group of queries and one of keys as they are stored.
+/// sparse attention a group of queries and one of keys as they are stored, or queries as integers.
 pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
-    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + dim + dim.div_ceil(2)
-}
-
-/// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
-pub(super) struct Task<'a> {
-    q: *const f32,
-    out: *mut f32,
-    pub(super) pages: &'a [KvQuarter],
-    pub(super) far: Option<Far<'a>>,
-    pub(super) shape: KvShape,
-    /// Query heads per key/value head.
-    pub(super) group: usize,
-    pub(super) start: usize,
-    /// (query row, query head) pairs per key/value head.
-    pairs: usize,
-    curve: Curve,
-    window: usize,
-    sinks: Option<&'a [f32]>,
-    /// Pairs per unit.
-    rows: usize,
-    pub(super) units: usize,
-    job: PhantomData<&'a mut [f32]>,
-}
-
-/// What q.k becomes.
-struct Curve {
-    scale: f32,
-    softcap: Option<f32>,
-}
-
-// SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
-// value_dim values).
-unsafe impl Sync for Task<'_> {}
-
-impl<'a> Task<'a> {
-    /// The job, which was checked, in units of at most `rows` pairs.
-    pub(super) fn new(job: &'a mut AttentionJob<'_>, rows: usize) -> Self {
-        let group = job.heads / job.shape.kv_heads;
-        Self {
-            q: job.q.as_ptr(),
-            units: job.units(rows),
-            out: job.out.as_mut_ptr(),
-            pages: job.pages,
-            far: job.far,
-            shape: job.shape,
-            group,
-            start: job.start,
-            pairs: job.n * group,
-            curve: Curve { scale: job.scale, softcap: job.softcap },
-            window: job.window().unwrap_or(usize::MAX),
-            sinks: job.sinks,
-            rows,
-            job: PhantomData,
-        }
-    }
-
-    /// Positions that pair number `pair` sees.
-    #[inline(always)]
-    fn visible(&self, pair: usize) -> Range<usize> {
-        let end = self.position(pair) + 1;
-        end.saturating_sub(self.window)..end
-    }
-
-    /// The position of a pair's query row.
-    #[inline(always)]
-    pub(super) fn position(&self, pair: usize) -> usize {
-        self.start + pair / self.group
-    }
-
-    /// The query head of a pair.
-    #[inline(always)]
-    fn head(&self, kv_head: usize, pair: usize) -> usize {
-        kv_head * self.group + pair % self.group
-    }
-
-    /// Which query of all, and which result, is a pair's.
-    #[inline(always)]
-    fn place(&self, kv_head: usize, pair: usize) -> usize {
-        pair / self.group * self.shape.kv_heads * self.group + self.head(kv_head, pair)
-    }
+    let beyond = (dim + dim.div_ceil(2)).max(query_bytes(ROWS, dim).div_ceil(size_of::<Line>()));
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + beyond
 }
 
 /// `range` as positions inside the page that begins at `base`; may be empty.
 #[inline(always)]
-fn inside(range: &Range<usize>, base: usize) -> Range<usize> {
+pub(super) fn inside(range: &Range<usize>, base: usize) -> Range<usize> {
     range.start.clamp(base, base + PAGE) - base..range.end.clamp(base, base + PAGE) - base
 }
 
@@ -143,27 +64,31 @@ pub(super) struct Work<'a> {
     pub(super) queries: *mut f32,
     /// `[ROWS][padded_value]` results of the page and of all pages so far.
     pub(super) page_out: *mut f32,
-    all_out: *mut f32,
+    pub(super) all_out: *mut f32,
     /// `[dim][16]` keys, widened.
     pub(super) keys: *mut f32,
     /// `[RUN][padded_value]` values, widened.
     pub(super) values: *mut f32,
     pub(super) beyond: Beyond,
+    /// For pages of fewer bits.
+    pub(super) small: Queries,
     /// Width of a key, rounded up to whole vectors.
     pub(super) padded: usize,
     /// Of all parts so far, and of the current one.
-    so_far: Sums,
-    part: Sums,
+    pub(super) so_far: Sums,
+    pub(super) part: Sums,
 }
 
 /// Maximum and sum of each pair.
-struct Sums {
-    maximum: [f32; ROWS],
-    sum: [f32; ROWS],
+pub(super) struct Sums {
+    pub(super) maximum: [f32; ROWS],
+    pub(super) sum: [f32; ROWS],
+    /// Where they go if pages are joined later.
+    pub(super) kept: Option<*mut [[f32; ROWS]; 2]>,
 }
 
 impl Sums {
-    const NONE: Self = Self { maximum: [0.0; ROWS], sum: [0.0; ROWS] };
+    const NONE: Self = Self { maximum: [0.0; ROWS], sum: [0.0; ROWS], kept: None };
 }
 
 /// What sparse attention needs besides.
@@ -182,7 +107,9 @@ impl Kernel for Unit<'_> {
     unsafe fn run<S: Simd>(self) {
         let Unit { task, unit, scratch } = self;
         assert!(scratch.len() >= scratch_lines(task.shape.head_dim), "too little working memory");
-        let blocks = task.units / task.shape.kv_heads;
+        let parts = task.shelf.as_ref().map_or(1, |shelf| shelf.parts);
+        let (unit, part) = (unit / parts, unit % parts);
+        let blocks = task.units / parts / task.shape.kv_heads;
         // The last rows see most positions: they go first.
         let block = blocks - 1 - unit / task.shape.kv_heads;
         let first = block * task.rows;
@@ -213,6 +140,8 @@ impl Kernel for Unit<'_> {
                     gathered: turned.add(task.shape.head_dim * LANES).cast(),
                     seen: [false; ROWS],
                 },
+                // No unit uses both.
+                small: Queries::at(turned.cast(), ROWS, task.shape.head_dim),
                 padded,
                 so_far: Sums::NONE,
                 part: Sums::NONE,
@@ -224,11 +153,32 @@ impl Kernel for Unit<'_> {
             if let Some(far) = task.far {
                 work.far::<S>(far);
             }
+            if task.shape.cache != CacheType::F16 {
+                work.round_queries::<S>();
+            }
             let seen = work.union(0, work.count);
-            for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
+            let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
+            let Some(shelf) = &task.shelf else {
+                for page in pages {
+                    work.page::<S>(page);
+                }
+                return work.finish::<S>();
+            };
+            for page in shelf.pages(&pages, part) {
+                let (sums, out) = shelf.page(unit, page - pages.start);
+                (work.part.kept, work.page_out) = (Some(sums), out);
                 work.page::<S>(page);
             }
-            work.finish::<S>();
+            if shelf.is_last(unit) {
+                work.part.kept = None;
+                for page in pages.clone() {
+                    let (sums, out) = shelf.page(unit, page - pages.start);
+                    [work.part.maximum, work.part.sum] = *sums;
+                    work.page_out = out;
+                    work.combine_page::<S>(page * PAGE);
+                }
+                work.finish::<S>();
+            }
         }
     }
 }
@@ -247,7 +197,7 @@ impl Work<'_> {
 
     /// Positions seen by any of `count` pairs from `row` on.
     #[inline(always)]
-    fn union(&self, row: usize, count: usize) -> Range<usize> {
+    pub(super) fn union(&self, row: usize, count: usize) -> Range<usize> {
         let (first, last) = (self.first + row, self.first + row + count - 1);
         self.task.visible(first).start..self.task.visible(last).end
     }
@@ -257,6 +207,10 @@ impl Work<'_> {
     unsafe fn page<S: Simd>(&mut self, page: usize) {
         let base = page * PAGE;
         let dim = self.task.shape.head_dim;
+        if self.task.shape.cache != CacheType::F16 {
+            // SAFETY: as below.
+            return unsafe { self.small_page::<S>(base) };
+        }
         let seen = inside(&self.union(0, self.count), base);
         // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
         // must not be read past the page.
@@ -268,6 +222,7 @@ impl Work<'_> {
             for group in seen.start / LANES..seen.end.div_ceil(LANES) {
                 let (keys, at) = self.task.quarter(self.kv_head, base + group * LANES);
                 let keys = keys.add(at * dim);
+                self.ahead::<S>(base, group * LANES, LANES, true);
                 if stored {
                     self.score_group::<S, Stored>(keys, group, base);
                 } else {
@@ -290,6 +245,7 @@ impl Work<'_> {
                     self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
                     let values = keys.add((QUARTER + first) * dim);
+                    self.ahead::<S>(base, at, run.len(), false);
                     if stored {
                         self.mix_run::<S, Stored>(values, dim, run.clone(), base);
                     } else {
@@ -301,11 +257,31 @@ impl Work<'_> {
                 }
                 at = run.end;
             }
-            for row in 0..self.count {
-                let visible = self.task.visible(self.first + row);
-                if !inside(&visible, base).is_empty() {
-                    self.combine::<S>(row, visible.start >= base && !self.beyond.seen[row]);
-                }
+            self.combine_page::<S>(base);
+        }
+    }
+
+    /// Asks for what comes [`QUARTER`] positions after position `at` of the page at `base` in the order of [`Work::page`]: `len` keys
+    /// or values, first the keys of a page and then its values.
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(&self, base: usize, at: usize, len: usize, keys: bool) {
+        let next = at + QUARTER;
+        let (position, keys) = match (next < PAGE, keys) {
+            (true, _) => (base + next, keys),
+            (false, true) => (base + next - PAGE, false),
+            (false, false) => (base + next, true),
+        };
+        let KvShape { head_dim, latent, .. } = self.task.shape;
+        let seen = position < self.union(0, self.count).end;
+        if self.count > FEW || !seen || !keys && latent.is_some() {
+            return;
+        }
+        // SAFETY: the quarter exists; a prefetch may name any address, and the caller promises the instruction set.
+        unsafe {
+            let (head, at) = self.task.quarter(self.kv_head, position);
+            let from = head.wrapping_add((at + if keys { 0 } else { QUARTER }) * head_dim).cast::<u8>();
+            for line in (0..len * head_dim * size_of::<u16>()).step_by(64) {
+                S::prefetch(from.wrapping_add(line));
             }
         }
     }
@@ -380,7 +356,7 @@ impl Work<'_> {
 
     /// Turns the scores of a pair into weights; those of positions it does not see become 0. Sets maximum and sum.
     #[inline(always)]
-    unsafe fn weigh<S: Simd>(&mut self, row: usize, base: usize, seen: Range<usize>) {
+    pub(super) unsafe fn weigh<S: Simd>(&mut self, row: usize, base: usize, seen: Range<usize>) {
         let groups = seen.start / LANES..seen.end.div_ceil(LANES);
         let own = inside(&self.task.visible(self.first + row), base);
         // SAFETY: as in `page`.
@@ -441,7 +417,7 @@ impl Work<'_> {
 
     /// Adds the values of positions `run` to the page's results of all pairs that see any of them.
     #[inline(always)]
-    unsafe fn mix_run<S: Simd, V: Source>(
+    pub(super) unsafe fn mix_run<S: Simd, V: Source>(
         &self,
         values: *const V::Value,
         stride: usize,
@@ -518,34 +494,6 @@ impl Work<'_> {
             }
             if d < self.padded_value() {
                 mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
-            }
-        }
-    }
-
-    /// Joins the page's result of a pair with those before it, if it is not the first.
-    #[inline(always)]
-    pub(super) unsafe fn combine<S: Simd>(&mut self, row: usize, is_first: bool) {
-        let (m, l) = (self.part.maximum[row], self.part.sum[row]);
-        let (mut a, mut b) = (0.0, 1.0);
-        if is_first {
-            (self.so_far.maximum[row], self.so_far.sum[row]) = (m, l);
-        } else {
-            let before = self.so_far.maximum[row];
-            let joint = if before > m { before } else { m };
-            (a, b) = (math::exp_f32(before - joint), math::exp_f32(m - joint));
-            self.so_far.maximum[row] = joint;
-            self.so_far.sum[row] = self.so_far.sum[row] * a + l * b;
-        }
-        // SAFETY: as in `page`.
-        unsafe {
-            for d in (0..self.padded_value()).step_by(LANES) {
-                let at = row * self.padded_value() + d;
-                let mut o = S::load(self.page_out.add(at));
-                if !is_first {
-                    let before = S::load(self.all_out.add(at));
-                    o = S::add(S::mul(before, S::splat(a)), S::mul(o, S::splat(b)));
-                }
-                S::store(self.all_out.add(at), o);
             }
         }
     }

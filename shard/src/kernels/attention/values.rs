@@ -1,11 +1,22 @@
-//! Values as f32, dimensions side by side, whatever way they are stored.
+//! Values as f32, dimensions side by side, whatever way they are stored; pages whose keys and values have fewer bits; and results of
+//! pages, joined.
 
 use std::ops::Range;
 
 use half::f16;
+use scheduler::session_kind::CACHE_BLOCK;
 
-use super::tile::Work;
-use crate::kernels::simd::{LANES, Simd};
+use super::{
+    QUARTER,
+    registers::Widened,
+    small::{Layout, block_of, rotate},
+    tile::{RUN, WEIGHTS, Work, inside},
+};
+use crate::kernels::{
+    activations::quantize_block,
+    math,
+    simd::{LANES, Simd},
+};
 
 impl Work<'_> {
     /// Widens one row of values to place `at`; its padding becomes 0.
@@ -47,6 +58,206 @@ impl Work<'_> {
                 for position in lanes {
                     for d in values..self.padded_value() {
                         *to(position, d) = 0.0;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Joins the results of the page that begins at `base` with those before it, or keeps them for later.
+    #[inline(always)]
+    pub(super) unsafe fn combine_page<S: Simd>(&mut self, base: usize) {
+        if let Some(kept) = self.part.kept {
+            // SAFETY: the place is this part's.
+            unsafe { *kept = [self.part.maximum, self.part.sum] };
+            return;
+        }
+        for row in 0..self.count {
+            let visible = self.task.visible(self.first + row);
+            if !inside(&visible, base).is_empty() {
+                // SAFETY: as in `page`.
+                unsafe { self.combine::<S>(row, visible.start >= base && !self.beyond.seen[row]) };
+            }
+        }
+    }
+
+    /// Joins the page's result of a pair with those before it, if it is not the first.
+    #[inline(always)]
+    pub(super) unsafe fn combine<S: Simd>(&mut self, row: usize, is_first: bool) {
+        let (m, l) = (self.part.maximum[row], self.part.sum[row]);
+        let (mut a, mut b) = (0.0, 1.0);
+        if is_first {
+            (self.so_far.maximum[row], self.so_far.sum[row]) = (m, l);
+        } else {
+            let before = self.so_far.maximum[row];
+            let joint = if before > m { before } else { m };
+            (a, b) = (math::exp_f32(before - joint), math::exp_f32(m - joint));
+            self.so_far.maximum[row] = joint;
+            self.so_far.sum[row] = self.so_far.sum[row] * a + l * b;
+        }
+        // SAFETY: as in `page`.
+        unsafe {
+            for d in (0..self.padded_value()).step_by(LANES) {
+                let at = row * self.padded_value() + d;
+                let mut o = S::load(self.page_out.add(at));
+                if !is_first {
+                    let before = S::load(self.all_out.add(at));
+                    o = S::add(S::mul(before, S::splat(a)), S::mul(o, S::splat(b)));
+                }
+                S::store(self.all_out.add(at), o);
+            }
+        }
+    }
+
+    /// Rotates and rounds the queries of the unit.
+    #[inline(always)]
+    pub(super) unsafe fn round_queries<S: Simd>(&self) {
+        let layout = Layout::of(self.task.shape);
+        // SAFETY: rows and blocks are inside the working memory; the caller promises the instruction set.
+        unsafe {
+            for row in 0..self.count {
+                let q = self.queries.add(row * self.padded).cast_const();
+                let q = std::slice::from_raw_parts(q, self.task.shape.head_dim);
+                for block in 0..layout.blocks {
+                    let mut x = block_of(q, block);
+                    rotate(&mut x);
+                    let at = row * layout.blocks + block;
+                    let codes = self.small.codes.add(at * CACHE_BLOCK);
+                    let (scale, halves) = quantize_block::<S>(x.as_ptr(), codes);
+                    *self.small.scales.add(at) = scale * (1.0 / CACHE_BLOCK as f32);
+                    // What the codes of keys are too large by.
+                    let excess = if layout.four { 8 } else { S::BIAS };
+                    *self.small.starts.add(at) = -excess * (halves[0] + halves[1]);
+                }
+            }
+        }
+    }
+
+    /// Adds the page that begins at `base`, as a page of f16 is added.
+    #[inline(always)]
+    pub(super) unsafe fn small_page<S: Simd>(&mut self, base: usize) {
+        let layout = Layout::of(self.task.shape);
+        let seen = inside(&self.union(0, self.count), base);
+        // SAFETY: as in `page`.
+        unsafe {
+            for group in seen.start / LANES..seen.end.div_ceil(LANES) {
+                let (head, at) = self.task.quarter(self.kv_head, base + group * LANES);
+                let keys = head.cast::<u8>().add(layout.key(at / LANES, 0));
+                let mut row = 0;
+                if S::TILE >= 8 {
+                    while row + 8 <= self.count {
+                        self.small_scores::<S, 8>(keys, group, base, row);
+                        row += 8;
+                    }
+                }
+                while row + 4 <= self.count {
+                    self.small_scores::<S, 4>(keys, group, base, row);
+                    row += 4;
+                }
+                while row + 2 <= self.count {
+                    self.small_scores::<S, 2>(keys, group, base, row);
+                    row += 2;
+                }
+                if row < self.count {
+                    self.small_scores::<S, 1>(keys, group, base, row);
+                }
+            }
+            for row in 0..self.count {
+                self.weigh::<S>(row, base, seen.clone());
+                self.clear::<S>(row);
+            }
+            let mut at = seen.start;
+            while at < seen.end {
+                let run = at..seen.end.min(at + RUN).min((at / QUARTER + 1) * QUARTER);
+                let (head, first) = self.task.quarter(self.kv_head, base + at);
+                self.widen_small::<S>(head.cast(), first..first + run.len());
+                self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
+                at = run.end;
+            }
+            self.combine_page::<S>(base);
+        }
+    }
+
+    /// Scores of 16 positions, whose keys begin at `keys`, for R pairs from `row` on, if one of them sees any.
+    #[inline(always)]
+    unsafe fn small_scores<S: Simd, const R: usize>(
+        &self,
+        keys: *const u8,
+        group: usize,
+        base: usize,
+        row: usize,
+    ) {
+        let seen = inside(&self.union(row, R), base);
+        if group * LANES >= seen.end || (group + 1) * LANES <= seen.start {
+            return;
+        }
+        let layout = Layout::of(self.task.shape);
+        // SAFETY: as in `page`; a block of keys is there whole, whether its positions are written or not.
+        unsafe {
+            let mut scores = [S::splat(0.0); R];
+            for block in 0..layout.blocks {
+                let keys = keys.add(layout.key(0, block));
+                let at = |r: usize| (row + r) * layout.blocks + block;
+                let mut q = [self.small.codes.cast_const(); R];
+                let mut sums = [S::splat_i32(0); R];
+                for r in 0..R {
+                    q[r] = q[r].add(at(r) * CACHE_BLOCK);
+                    sums[r] = S::splat_i32(*self.small.starts.add(at(r)));
+                }
+                if layout.four {
+                    for v in 0..CACHE_BLOCK / 8 {
+                        let both = S::load_bytes(keys.add(v * 4 * LANES));
+                        let (low, high) = (S::and(both, S::splat_byte(15)), S::shr::<4>(both));
+                        for r in 0..R {
+                            sums[r] = S::dot_u7(sums[r], low, q[r].add(4 * v));
+                            sums[r] = S::dot_u7(sums[r], high, q[r].add(LANES + 4 * v));
+                        }
+                    }
+                } else {
+                    for v in 0..CACHE_BLOCK / 4 {
+                        let codes = S::bias(S::load_bytes(keys.add(v * 4 * LANES)));
+                        for r in 0..R {
+                            sums[r] = S::dot_biased(sums[r], codes, q[r].add(4 * v));
+                        }
+                    }
+                }
+                let scale = S::load_f16(keys.add(LANES * layout.codes).cast());
+                for r in 0..R {
+                    let factor = S::mul(S::splat(*self.small.scales.add(at(r))), scale);
+                    scores[r] = S::fma(S::to_f32(sums[r]), factor, scores[r]);
+                }
+            }
+            for (r, scores) in scores.into_iter().enumerate() {
+                S::store(self.weights.add((row + r) * WEIGHTS + group * LANES), scores);
+            }
+        }
+    }
+
+    /// Widens the values of positions `run` of a quarter.
+    #[inline(always)]
+    unsafe fn widen_small<S: Simd>(&self, head: *const u8, run: Range<usize>) {
+        let (layout, padded) = (Layout::of(self.task.shape), self.padded_value());
+        // SAFETY: as in `page`; scales are read sixteen at a time, and there are 64.
+        unsafe {
+            for block in 0..layout.blocks {
+                let mut scales = [0.0f32; QUARTER];
+                for at in (run.start / LANES * LANES..run.end).step_by(LANES) {
+                    let from = head.add(layout.value_scale(at, block)).cast::<u16>();
+                    S::store(scales.as_mut_ptr().add(at), S::load_f16(from));
+                }
+                let (first, second) = (block * CACHE_BLOCK, block * CACHE_BLOCK + LANES);
+                for at in run.clone() {
+                    let to = self.values.add((at - run.start) * padded);
+                    let scale = S::splat(scales[at]);
+                    let from = head.add(layout.value(at, block));
+                    let halves = if layout.four {
+                        S::load_halves_i32(from)
+                    } else {
+                        [S::load_i8_i32(from.cast()), S::load_i8_i32(from.add(LANES).cast())]
+                    };
+                    S::store(to.add(first), S::mul(S::to_f32(halves[0]), scale));
+                    if second < padded {
+                        S::store(to.add(second), S::mul(S::to_f32(halves[1]), scale));
                     }
                 }
             }

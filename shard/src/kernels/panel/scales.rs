@@ -185,18 +185,10 @@ impl ScaleKind for HalvesMin {
         unsafe {
             let (d, m) = (S::load_f16(from.cast()), S::load_f16(from.add(32).cast()));
             let both = from.add(64 + 32 * i);
-            // The byte is mn * 16 + sc: the low nibble is what is left of it. All values are small integers, so exact.
-            let all = [S::to_f32(S::load_u8_i32(both)), S::to_f32(S::load_u8_i32(both.add(16)))];
-            let mn = [floor_sixteenth::<S>(all[0]), floor_sixteenth::<S>(all[1])];
-            let half = [S::fma(mn[0], S::splat(-16.0), all[0]), S::fma(mn[1], S::splat(-16.0), all[1])];
+            let (first, second) = (S::load_nibbles_i32(both), S::load_nibbles_i32(both.add(16)));
+            let half = [S::to_f32(first[0]), S::to_f32(second[0])];
+            let mn = [S::to_f32(first[1]), S::to_f32(second[1])];
             Scales { d, m, half, half_min: mn }
         }
     }
-}
-
-/// `floor(v / 16)` of integers 0..=255: no fraction of sixteenths reaches the next integer when 15/32 is taken off before rounding.
-#[inline(always)]
-unsafe fn floor_sixteenth<S: Simd>(v: S::F) -> S::F {
-    // SAFETY: the contract is the caller's.
-    unsafe { S::to_f32(S::round_i32(S::fma(v, S::splat(1.0 / 16.0), S::splat(-15.0 / 32.0)))) }
 }

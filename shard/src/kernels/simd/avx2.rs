@@ -118,11 +118,24 @@ impl Simd for Avx2 {
                 _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast())),
             ]
         }
+        fn load_nibbles_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, mask) = (Self::load_u8_i32(from), _mm256_set1_epi32(15));
+            [
+                [_mm256_and_si256(bytes[0], mask), _mm256_and_si256(bytes[1], mask)],
+                [_mm256_srli_epi32::<4>(bytes[0]), _mm256_srli_epi32::<4>(bytes[1])],
+            ]
+        }
         fn load_i8_i32(from: *const i8) -> Self::I {
             [
                 _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())),
                 _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast())),
             ]
+        }
+        fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, eight) = (Self::load_u8_i32(from), _mm256_set1_epi32(8));
+            let low = |bytes| _mm256_sub_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(15)), eight);
+            let high = |bytes| _mm256_sub_epi32(_mm256_srli_epi32::<4>(bytes), eight);
+            [[low(bytes[0]), low(bytes[1])], [high(bytes[0]), high(bytes[1])]]
         }
         fn store_i32(to: *mut i32, value: Self::I) {
             _mm256_storeu_si256(to.cast(), value[0]);
@@ -183,6 +196,6 @@ impl Simd for Avx2 {
                 _mm256_add_epi32(acc[1], _mm256_madd_epi16(high, ones)),
             ]
         }
-        fn prefetch(from: *const u8) { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        fn prefetch(from: *const u8) { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 }

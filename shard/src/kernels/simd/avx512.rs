@@ -56,7 +56,16 @@ impl Simd for Avx512 {
         fn add_i32(a: Self::I, b: Self::I) -> Self::I { _mm512_add_epi32(a, b) }
         fn mul_i32(a: Self::I, b: Self::I) -> Self::I { _mm512_mullo_epi32(a, b) }
         fn load_u8_i32(from: *const u8) -> Self::I { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+        fn load_nibbles_i32(from: *const u8) -> [Self::I; 2] {
+            let bytes = Self::load_u8_i32(from);
+            [_mm512_and_si512(bytes, _mm512_set1_epi32(15)), _mm512_srli_epi32::<4>(bytes)]
+        }
         fn load_i8_i32(from: *const i8) -> Self::I { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())) }
+        fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, eight) = (_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())), _mm512_set1_epi32(8));
+            let low = _mm512_and_si512(bytes, _mm512_set1_epi32(15));
+            [_mm512_sub_epi32(low, eight), _mm512_sub_epi32(_mm512_srli_epi32::<4>(bytes), eight)]
+        }
         fn store_i32(to: *mut i32, value: Self::I) { _mm512_storeu_si512(to.cast(), value) }
         fn store_i8(to: *mut i8, value: Self::I) { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(value)) }
         fn sum_i32(a: Self::I) -> i32 { _mm512_reduce_add_epi32(a) }
@@ -81,6 +90,6 @@ impl Simd for Avx512 {
         }
         fn dot_i8(acc: Self::I, w: Self::B, x: *const i8) -> Self::I { Self::dot_biased(acc, Self::bias(w), x) }
         fn dot_u7(acc: Self::I, w: Self::B, x: *const i8) -> Self::I { Self::dot_biased(acc, w, x) }
-        fn prefetch(from: *const u8) { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        fn prefetch(from: *const u8) { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 }

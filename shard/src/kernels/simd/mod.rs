@@ -99,8 +99,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn mul_i32(a: Self::I, b: Self::I) -> Self::I;
     /// Widens 16 u8 to i32.
     unsafe fn load_u8_i32(from: *const u8) -> Self::I;
+    /// The low and the high nibbles of 16 bytes as i32.
+    unsafe fn load_nibbles_i32(from: *const u8) -> [Self::I; 2];
     /// Widens 16 i8 to i32.
     unsafe fn load_i8_i32(from: *const i8) -> Self::I;
+    /// The low and then the high four bits of 16 bytes, 0 to 15, less 8.
+    unsafe fn load_halves_i32(from: *const u8) -> [Self::I; 2];
 
     /// Stores 16 i32.
     unsafe fn store_i32(to: *mut i32, value: Self::I);
@@ -141,7 +145,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn bias(w: Self::B) -> Self::B;
     /// [`Simd::dot_i8`] of weights that went through [`Simd::bias`] before.
     unsafe fn dot_biased(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
-    /// Asks for the cache line at `from`, which may lie outside any allocation.
+    /// Asks for the cache line at `from`, which may lie outside any allocation, in the second-level cache: more requests
+    /// can be under way there than in the first, and what is used soon is fetched from there in time.
     #[inline(always)]
     unsafe fn prefetch(_from: *const u8) {}
     /// `acc[lane] += sum_j w[4 lane + j] * x[j]` with `w` as signed bytes in -128..=127, `x` four activations in -127..=127.

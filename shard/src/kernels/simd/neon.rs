@@ -134,6 +134,13 @@ impl Simd for Neon {
                 vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high))),
             ]
         }
+        fn load_nibbles_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, mask) = (Self::load_u8_i32(from), vdupq_n_s32(15));
+            [
+                each!(|bytes| vandq_s32(bytes, mask)),
+                each!(|bytes| vreinterpretq_s32_u32(vshrq_n_u32::<4>(vreinterpretq_u32_s32(bytes)))),
+            ]
+        }
         fn load_i8_i32(from: *const i8) -> Self::I {
             let bytes = vld1q_s8(from);
             let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
@@ -143,6 +150,12 @@ impl Simd for Neon {
                 vmovl_s16(vget_low_s16(high)),
                 vmovl_s16(vget_high_s16(high)),
             ]
+        }
+        fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+            let (bytes, eight) = (Self::load_u8_i32(from), vdupq_n_s32(8));
+            let low = each!(|bytes| vsubq_s32(vandq_s32(bytes, vdupq_n_s32(15)), eight));
+            let high = each!(|bytes| vsubq_s32(vshrq_n_s32::<4>(bytes), eight));
+            [low, high]
         }
         fn store_i32(to: *mut i32, value: Self::I) {
             vst1q_s32(to, value[0]);
@@ -191,7 +204,7 @@ impl Simd for Neon {
         }
         fn dot_u7(acc: Self::I, w: Self::B, x: *const i8) -> Self::I { Self::dot_i8(acc, w, x) }
         fn prefetch(from: *const u8) {
-            asm!("prfm pldl1keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly));
+            asm!("prfm pldl2keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly));
         }
     }
 }

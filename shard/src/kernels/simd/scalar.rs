@@ -108,9 +108,19 @@ impl Simd for Scalar {
         // SAFETY: the caller promises 16 readable bytes.
         map(unsafe { from.cast::<[u8; LANES]>().read_unaligned() }, i32::from)
     }
+    unsafe fn load_nibbles_i32(from: *const u8) -> [Self::I; 2] {
+        // SAFETY: the caller promises 16 readable bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        [map(bytes, |byte| i32::from(byte & 15)), map(bytes, |byte| i32::from(byte >> 4))]
+    }
     unsafe fn load_i8_i32(from: *const i8) -> Self::I {
         // SAFETY: the caller promises 16 readable bytes.
         map(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }, i32::from)
+    }
+    unsafe fn load_halves_i32(from: *const u8) -> [Self::I; 2] {
+        // SAFETY: the caller promises 16 readable bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        [map(bytes, |byte| i32::from(byte & 15) - 8), map(bytes, |byte| i32::from(byte >> 4) - 8)]
     }
     unsafe fn store_i32(to: *mut i32, value: Self::I) {
         // SAFETY: the caller promises 16 writable i32.

@@ -83,6 +83,10 @@ impl Kernel for Everything<'_> {
             let signed = S::load_i8_i32(self.other.as_ptr().cast());
             out.push(("load_u8_i32", ints::<S>(unsigned)));
             out.push(("load_i8_i32", ints::<S>(signed)));
+            let [low, high] = S::load_nibbles_i32(self.bytes.as_ptr());
+            out.push(("load_nibbles_i32", [ints::<S>(low), ints::<S>(high)].concat()));
+            let [low, high] = S::load_halves_i32(self.other.as_ptr());
+            out.push(("load_halves_i32", [ints::<S>(low), ints::<S>(high)].concat()));
             let big = S::mul_i32(unsigned, S::splat_i32(0x0123_4567));
             out.push(("mul_i32", ints::<S>(big)));
             out.push(("add_i32", ints::<S>(S::add_i32(big, S::mul_i32(big, signed)))));

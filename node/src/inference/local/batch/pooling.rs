@@ -26,6 +26,8 @@ const LANES: usize = 8;
 pub struct Texts {
     /// Token ids; each at least one and no more than the context.
     pub inputs: Vec<Vec<u32>>,
+    /// Whether a score is made of the state that stands for a text.
+    pub ranked: bool,
     /// Where the vectors go.
     pub reply: oneshot::Sender<Vectors>,
 }
@@ -142,7 +144,11 @@ impl Current {
     fn pass(&mut self, model: &Model, workspace: &mut Workspace) -> Result<bool, shard::Error> {
         let inputs = &self.texts.inputs;
         let hidden = model.executor.blueprint().hidden;
-        let pooling = executor::Pooling::of(model.gguf.metadata())?;
+        let whole = model.executor.blueprint().encodes();
+        let pooling = match self.texts.ranked {
+            true => executor::Pooling::First,
+            false => executor::Pooling::of(model.gguf.metadata())?,
+        };
         let most_lanes = LANES.min(workspace.capacity().items);
         while self.lanes.len() < most_lanes && self.next < inputs.len() {
             self.lanes.push(Lane {
@@ -152,12 +158,14 @@ impl Current {
             });
             self.next += 1;
         }
-        let mut rows_left = CHUNK_ROWS.min(workspace.capacity().rows);
+        let capacity = workspace.capacity().rows;
+        let mut rows_left = if whole { capacity } else { CHUNK_ROWS.min(capacity) };
         let mut items = Vec::with_capacity(self.lanes.len());
         for lane in &mut self.lanes {
             let (ids, start) = (&inputs[lane.input], lane.state.len());
             let rows = (ids.len() - start).min(rows_left);
-            if rows == 0 {
+            // The first text of a pass fits; an encoder reads it whole.
+            if rows == 0 || (whole && rows < ids.len()) {
                 break;
             }
             rows_left -= rows;
@@ -170,14 +178,14 @@ impl Current {
         for (index, lane) in self.lanes.iter_mut().take(taken).enumerate() {
             lane.pooled.add(workspace.states(index));
         }
-        let vectors = &mut self.vectors;
-        self.lanes.retain(|lane| {
-            let done = lane.state.len() == inputs[lane.input].len();
-            if done {
-                vectors[lane.input] = lane.pooled.unit();
-            }
-            !done
-        });
+        let done = |lane: &Lane| lane.state.len() == inputs[lane.input].len();
+        for lane in self.lanes.iter().filter(|lane| done(lane)) {
+            self.vectors[lane.input] = match self.texts.ranked {
+                true => vec![model.executor.rank(&lane.pooled.sum())?],
+                false => lane.pooled.unit(),
+            };
+        }
+        self.lanes.retain(|lane| !done(lane));
         Ok(self.lanes.is_empty() && self.next == inputs.len())
     }
 }
@@ -188,7 +196,8 @@ mod tests {
 
     fn texts(lengths: &[usize]) -> (Texts, oneshot::Receiver<Vectors>) {
         let (reply, answer) = oneshot::channel();
-        (Texts { inputs: lengths.iter().map(|n| vec![1; *n]).collect(), reply }, answer)
+        let inputs = lengths.iter().map(|n| vec![1; *n]).collect();
+        (Texts { inputs, ranked: false, reply }, answer)
     }
 
     #[test]

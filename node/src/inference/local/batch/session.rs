@@ -61,9 +61,9 @@ impl<'m> Session<'m> {
         let sampler = Sampler::new(ask.sampling.clone(), ask.seed, blueprint.vocab)?;
         let stops = StopStrings::new(ask.stop.clone())?;
         // What is shown is told while it is computed, whatever was kept.
-        let kept = if ask.echo.is_some() { None } else { kept.take(ask.attention, &ask.prompt) };
+        let kept = if ask.echo.is_some() { None } else { kept.take(ask.kind, &ask.prompt) };
         let range = model.executor.range();
-        let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.attention), Ok)?;
+        let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.kind), Ok)?;
         let mut ids = std::mem::take(&mut ask.prompt);
         ids.reserve(room);
         let text = model.tokenizer.stream().show_special(ask.show_special);

@@ -1,0 +1,144 @@
+//! A plain twin of what is kept in fewer bits, number by number.
+
+use half::f16;
+use scheduler::session_kind::{CACHE_BLOCK, CacheType};
+
+use super::{super::KvShape, *};
+use crate::{
+    kernels::vector::tests::{noise, on_every_cpu, tree},
+    quant::quantize_row,
+};
+
+/// A block of 32 numbers: codes and their scale.
+type Block = ([i32; CACHE_BLOCK], f32);
+
+/// Keys and values as they are kept.
+pub(in super::super) struct Kept {
+    shape: KvShape,
+    blocks: usize,
+    keys: Vec<Block>,
+    values: Vec<Block>,
+}
+
+/// The transform by its definition: the sign of (i, j) is the parity of the bits that both have.
+fn transformed(x: [f32; CACHE_BLOCK]) -> [f32; CACHE_BLOCK] {
+    let mut x = x;
+    for apart in [16, 8, 4, 2, 1] {
+        let before = x;
+        for i in 0..CACHE_BLOCK {
+            x[i] = if i & apart == 0 { before[i] + before[i + apart] } else { before[i - apart] - before[i] };
+        }
+    }
+    x
+}
+
+fn under(x: &[f32], scale: f32, least: f32, most: f32) -> (Block, f32) {
+    let scale = f16::from_f32(scale.clamp(-65_504.0, 65_504.0)).to_f32();
+    let inverse = 1.0 / scale;
+    let none = scale == 0.0 || inverse.is_infinite();
+    let mut lanes = [0.0f32; LANES];
+    let mut codes = [0; CACHE_BLOCK];
+    for (i, &x) in x.iter().enumerate() {
+        let code = if none { 0.0 } else { (x * inverse).clamp(least, most).round_ties_even() };
+        let error = if none { x } else { x - code * scale };
+        lanes[i % LANES] = if i < LANES { error * error } else { error.mul_add(error, lanes[i % LANES]) };
+        codes[i] = code as i32;
+    }
+    ((codes, if none { 0.0 } else { scale }), tree(lanes))
+}
+
+fn round_plainly(x: &[f32; CACHE_BLOCK], cache: CacheType) -> Block {
+    if x.iter().any(|x| !x.is_finite()) {
+        return ([0; CACHE_BLOCK], f32::NAN);
+    }
+    let most = x.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    if cache == CacheType::Q8 {
+        return under(x, most / 127.0, -127.0, 127.0).0;
+    }
+    let extreme = x.iter().copied().find(|x| x.abs() == most).unwrap();
+    let mut tried = DIVISORS.map(|divisor| under(x, extreme / divisor, -8.0, 7.0));
+    // Stable: of equal ones the first.
+    tried.sort_by(|a, b| a.1.total_cmp(&b.1));
+    tried[0].0
+}
+
+impl Kept {
+    pub(in super::super) fn of(shape: KvShape, k: &[f32], v: &[f32]) -> Self {
+        let blocks = shape.head_dim.div_ceil(CACHE_BLOCK);
+        let all = |x: &[f32], turn: bool| {
+            let heads = x.chunks_exact(shape.head_dim);
+            let of = |head: &[f32]| {
+                let rounded = (0..blocks).map(|block| {
+                    let mut x = [0.0; CACHE_BLOCK];
+                    let part = head.chunks(CACHE_BLOCK).nth(block).unwrap();
+                    x[..part.len()].copy_from_slice(part);
+                    round_plainly(&if turn { transformed(x) } else { x }, shape.cache)
+                });
+                rounded.collect::<Vec<_>>()
+            };
+            heads.flat_map(of).collect()
+        };
+        Self { shape, blocks, keys: all(k, true), values: all(v, false) }
+    }
+
+    fn first(&self, position: usize, head: usize) -> usize {
+        (position * self.shape.kv_heads + head) * self.blocks
+    }
+
+    /// q.k with the key of a position.
+    pub(in super::super) fn score(&self, q: &[f32], position: usize, head: usize) -> f32 {
+        let mut s = 0.0f32;
+        for (block, part) in q.chunks(CACHE_BLOCK).enumerate() {
+            let mut x = [0.0; CACHE_BLOCK];
+            x[..part.len()].copy_from_slice(part);
+            let mut codes = [0i8; CACHE_BLOCK];
+            let mut d = [0.0f32];
+            quantize_row(&transformed(x), &mut codes, &mut d, &mut [0; 2]);
+            let (key, scale) = &self.keys[self.first(position, head) + block];
+            let sum: i32 = codes.iter().zip(key).map(|(&q, k)| i32::from(q) * k).sum();
+            s = (sum as f32).mul_add(d[0] * (1.0 / 32.0) * scale, s);
+        }
+        s
+    }
+
+    /// A number of the value of a position.
+    pub(in super::super) fn value(&self, position: usize, head: usize, d: usize) -> f32 {
+        let (codes, scale) = &self.values[self.first(position, head) + d / CACHE_BLOCK];
+        codes[d % CACHE_BLOCK] as f32 * scale
+    }
+}
+
+struct Round<'a>(&'a [f32; CACHE_BLOCK], bool);
+
+impl Kernel for Round<'_> {
+    type Output = Rounded;
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Rounded {
+        // SAFETY: the caller has the instruction set.
+        unsafe { round_block::<S>(self.0, self.1) }
+    }
+}
+
+/// Zeros, numbers too small and too large for a scale, ties, and what is no number.
+#[test]
+fn blocks_are_rounded_as_it_is_written() {
+    let mut blocks: Vec<[f32; CACHE_BLOCK]> =
+        vec![[0.0; CACHE_BLOCK], [-0.0; CACHE_BLOCK], [3.5; CACHE_BLOCK]];
+    for (seed, size) in [(1, 1.0), (2, 1e-9), (3, 3e-6), (4, 1e-4), (5, 7e3), (6, 3e7), (7, 1e30)] {
+        blocks.push(std::array::from_fn(|i| noise(seed, CACHE_BLOCK, size)[i]));
+    }
+    blocks.push(std::array::from_fn(|i| (i as f32 - 16.0) / 2.0));
+    blocks.push(std::array::from_fn(|i| if i == 17 { f32::INFINITY } else { 1.0 }));
+    blocks.push(std::array::from_fn(|i| if i == 3 { f32::NAN } else { 1.0 }));
+    on_every_cpu(|cpu, name| {
+        for cache in [CacheType::Q8, CacheType::Q4] {
+            for block in &blocks {
+                let (codes, scale) = cpu.run(Round(block, cache == CacheType::Q4));
+                let (expected, expected_scale) = round_plainly(block, cache);
+                assert_eq!(codes.map(i32::from), expected, "{cache}: {block:?} on {name}");
+                let scale = f16::from_bits(scale).to_f32();
+                assert_eq!(scale.to_bits(), expected_scale.to_bits(), "{cache}: {block:?} on {name}");
+            }
+        }
+    });
+}
