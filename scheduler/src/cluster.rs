@@ -184,7 +184,7 @@ mod tests {
     fn near_nodes_are_one_group_whatever_the_order() {
         let mut rng = Rng::new(1);
         let place = |n: u64| {
-            let city = if n % 2 == 0 { 0.0 } else { 150.0 };
+            let city = if n.is_multiple_of(2) { 0.0 } else { 150.0 };
             Coordinate::new([city + (n % 7) as f32, (n % 5) as f32, 0.0], 3.0, 0.1).unwrap()
         };
         let mut places: Vec<(NodeId, Coordinate)> = (0..200).map(|n| (node(n), place(n))).collect();
