@@ -11,9 +11,11 @@
 //! ```
 //!
 //! After Dabek, Cox, Kaashoek and Morris: "Vivaldi: A Decentralized Network Coordinate System", SIGCOMM 2004, sections 3.3
-//! and 5.4. Two things differ, because other nodes may lie about where they are: all neighbors are looked at together
+//! and 5.4. Three things differ, two of them because other nodes may lie about where they are: all neighbors are looked at together
 //! ([`Coordinate::settled`]), and a sample pulls by no more than a few times the median misfit of all of them, so that a
-//! minority of liars moves others little; and no neighbor counts as more certain than [`LEAST_ERROR`].
+//! minority of liars moves others little; and no neighbor counts as more certain than [`LEAST_ERROR`]. A third keeps a node from
+//! staying on the wrong side: among continents there are places from which most neighbors are as far as they should be, only those next
+//! door are not, and springs alone do not lead away from there. A node that fits badly therefore tries the places of its nearest neighbors.
 //!
 //! Limits: round trips that break the triangle inequality cannot be expressed. Coordinates drift together; only their
 //! distances mean something. What was measured always comes before them ([`crate::view`]).
@@ -41,6 +43,12 @@ const PULL_OF_MEDIAN: f64 = 3.0;
 const LEAST_PULL_MS: f64 = 1.0;
 /// Passes over all neighbors at a time.
 const PASSES: usize = 8;
+/// A node tries other places while its round trips are off by this share on average.
+const MISFIT: f64 = 0.1;
+/// Nearest neighbors whose places it tries.
+const TRIED: usize = 3;
+/// It goes there where the misfit is this share of what it is here.
+const BETTER: f64 = 0.8;
 /// Coordinates are drawn back to the origin by the square of their distance over this, ms, so that a swarm does not drift.
 const GRAVITY_MS: f64 = 2_000.0;
 
@@ -109,23 +117,48 @@ impl Coordinate {
         let neighbors = &neighbors[..neighbors.len().min(MAX_NEIGHBORS)];
         let sound = |sample: &&(Self, f64)| sample.1.is_finite() && sample.1 >= 0.0;
         let samples: Vec<(Self, f64)> = neighbors.iter().filter(sound).copied().collect();
+        let mut moved = self.relaxed(&samples, rng);
+        let mut misfit = moved.misfit(&samples);
+        if misfit > MISFIT {
+            let mut near: Vec<&(Self, f64)> = samples.iter().collect();
+            near.sort_by(|a, b| a.1.total_cmp(&b.1));
+            for (to, _) in near.into_iter().take(TRIED) {
+                let there = Self { at: to.at, ..moved }.relaxed(&samples, rng);
+                let other = there.misfit(&samples);
+                if other < BETTER * misfit {
+                    (moved, misfit) = (there, other);
+                }
+            }
+        }
+        let relative = |(to, ms): &(Self, f64)| (ms - moved.round_trip_ms(to)).abs() / ms.max(1.0);
+        let Some(error) = median(samples.iter().map(relative)) else { return moved };
+        // One sample fits itself: an error of nothing would claim what one neighbor cannot tell.
+        let known = samples.len() as f64 / (samples.len() + AXES) as f64;
+        moved.error = (error * known + FRESH_ERROR * (1.0 - known)).min(0.999 * FRESH_ERROR) as f32;
+        moved
+    }
+
+    /// Moved by all samples a few times.
+    fn relaxed(&self, samples: &[(Self, f64)], rng: &mut Rng) -> Self {
         let mut moved = *self;
         for pass in 1..=PASSES {
-            let Some(misfit) = median(samples.iter().map(|(to, ms)| (ms - moved.round_trip_ms(to)).abs()))
-            else {
-                return moved;
-            };
+            let off = samples.iter().map(|(to, ms)| (ms - moved.round_trip_ms(to)).abs());
+            let Some(misfit) = median(off) else { return moved };
             let most = (PULL_OF_MEDIAN * misfit).max(LEAST_PULL_MS);
             let gain = GAIN / pass as f64;
             samples.iter().for_each(|(to, ms)| moved.pull(to, *ms, (gain, most), rng));
             moved.rest();
         }
-        let relative = |(to, ms): &(Self, f64)| (ms - moved.round_trip_ms(to)).abs() / ms.max(1.0);
-        let error = median(samples.iter().map(relative)).unwrap_or(FRESH_ERROR);
-        // One sample fits itself: an error of nothing would claim what one neighbor cannot tell.
-        let known = samples.len() as f64 / (samples.len() + AXES) as f64;
-        moved.error = (error * known + FRESH_ERROR * (1.0 - known)).min(0.999 * FRESH_ERROR) as f32;
         moved
+    }
+
+    /// By how much round trips are off, as a share of the greater one, on average: a liar counts as one, however far it says to be.
+    fn misfit(&self, samples: &[(Self, f64)]) -> f64 {
+        let off = |(to, ms): &(Self, f64)| {
+            let expected = self.round_trip_ms(to);
+            (ms - expected).abs() / ms.max(expected).max(1.0)
+        };
+        samples.iter().map(off).sum::<f64>() / samples.len().max(1) as f64
     }
 
     /// One sample, with its gain and the most ms it counts for.
@@ -243,6 +276,21 @@ mod tests {
         let honest = |i: usize| !i.is_multiple_of(10);
         let (clean, attacked) = (plane.error(&clean, honest), plane.error(&attacked, honest));
         assert!(attacked < clean + 0.1, "{clean} without and {attacked} with");
+    }
+
+    /// Three cities in a row, as seen from a fourth beside them: from its mirror image they are as far.
+    #[test]
+    fn a_node_on_the_wrong_side_finds_its_neighbors() {
+        let place = |x: f32, y: f32| Coordinate::new([x, y, 0.0], 2.0, 0.1).unwrap();
+        let cities = [(-100.0, 0.0), (0.0, 0.0), (100.0, 0.0)].map(|(x, y)| place(x, y));
+        let door = [(3.0, 120.0), (0.0, 117.0)].map(|(x, y)| place(x, y));
+        let home = place(0.0, 120.0);
+        let far = cities.iter().cycle().take(9).chain(&door);
+        let seen: Vec<(Coordinate, f64)> = far.map(|to| (*to, home.round_trip_ms(to))).collect();
+        let mut node = place(0.0, -120.0);
+        let mut rng = Rng::new(1);
+        (0..4).for_each(|_| node = node.settled(&seen, &mut rng));
+        assert!(node.across_ms(&home) < 10.0, "{node:?}");
     }
 
     #[test]

@@ -50,6 +50,7 @@ mod policy;
 mod time;
 
 pub mod capability;
+pub mod cluster;
 pub mod coordinate;
 pub mod forecast;
 pub mod latency;

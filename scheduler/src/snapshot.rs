@@ -7,6 +7,7 @@
 //! The round trips between ten thousand strangers are not known, so [`Links`] has two forms: a full matrix for small
 //! swarms, and `base[region][region] + access + access` with single measured pairs on top for large ones.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::layer_cost::LayerCosts;
@@ -369,24 +370,25 @@ impl Snapshot {
         }
     }
 
-    /// The ways of `myself` to others that are not as measured there, one way in ms: `way_ms` says what is measured now. `None`
-    /// where others are measured than were.
+    /// The ways of `myself` to others that are not as measured there, one way in ms: `ways` is what is measured now. `None` where
+    /// others are measured than were.
     pub(crate) fn other_ways(
         &self,
         myself: NodeId,
-        way_ms: impl Fn(NodeId) -> Option<f64>,
+        ways: &BTreeMap<NodeId, f64>,
     ) -> Option<Vec<(NodeId, f64)>> {
         let me = self.index_of(myself)?;
-        let mut changed = Vec::new();
-        for (host, i) in self.hosts.iter().zip(0u32..).filter(|(_, i)| *i != me) {
-            match (self.measured_ms(me, i), way_ms(host.id)) {
-                (None, None) => {}
-                (Some(before), Some(ms)) if before == ms => {}
-                (Some(_), Some(ms)) => changed.push((host.id, ms)),
-                _ => return None,
+        let Hops::Regions { pair_off, .. } = &self.hops else { return None };
+        let pairs = (pair_off[me as usize + 1] - pair_off[me as usize]) as usize;
+        let (mut changed, mut known) = (Vec::new(), 0);
+        for (node, ms) in ways {
+            let Some(at) = self.index_of(*node).filter(|at| *at != me) else { continue };
+            known += 1;
+            if self.measured_ms(me, at)? != *ms {
+                changed.push((*node, *ms));
             }
         }
-        Some(changed)
+        (known == pairs).then_some(changed)
     }
 
     fn set_pair(&mut self, from: u32, to: u32, ms: f64) {

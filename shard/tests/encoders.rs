@@ -18,6 +18,7 @@ use shard::{
     },
     gguf::Gguf,
     kernels::Isa,
+    models::Blueprint,
     quant,
     tokenizer::{Definition, Encode, Tokenizer, vocabulary::Kind},
 };
@@ -145,6 +146,11 @@ fn an_encoder_reads_a_text_in_one_pass_and_gives_no_logits() {
     pass(&mut ws, &mut state, true).unwrap();
     assert!(pass(&mut ws, &mut state, true).unwrap_err().to_string().contains("in one pass"));
     let (input, all) = (Input::Tokens(&[9; 9]), Output::All);
+    let rows = vec![0.0; 2 * shard.blueprint().hidden];
+    let mut given =
+        [Item { state: &mut shard.new_state(), input: Input::Activations(&rows), output: Output::All }];
+    assert!(shard.states(&mut ws, &mut given).unwrap_err().to_string().contains("send token ids"));
+    assert!(shard.rank(&vec![f32::NAN; shard.blueprint().hidden]).is_err(), "a score that is no number");
     let fed = shard.feed(&mut ws, &mut shard.new_state(), input, 8, all, &mut |_| {});
     assert!(fed.unwrap_err().to_string().contains("in one pass"));
     let cut = scheduler::LayerRange::new(0, 2).unwrap();
@@ -184,6 +190,9 @@ fn words_become_the_tokens_of_the_published_tokenizer() {
             seen += 1;
         }
         assert_eq!(tokenizer.encode_pair("The shoal", "turns fish").unwrap(), ids(&golden["pair"]), "{case}");
+        // Long words that are unknown are few tokens: all of the text is needed to count them.
+        let unknown = ["q".repeat(150).as_str(); 9].join(" ");
+        assert_eq!(tokenizer.encode(tokenizer.beginning(&unknown, 10), Encode::PLAIN).unwrap(), [1; 9]);
         let framed = tokenizer.encode("shoal", Encode::TEXT).unwrap();
         assert_eq!((framed.first(), framed.last()), (Some(&2), Some(&3)));
         assert_eq!(
@@ -192,6 +201,28 @@ fn words_become_the_tokens_of_the_published_tokenizer() {
         );
     }
     assert!(seen > 80, "only {seen} texts");
+}
+
+#[test]
+fn the_layers_part_two_texts_where_the_tokenizer_does() {
+    let types = |gguf: &Gguf| Blueprint::from_gguf(gguf).unwrap().embedding.types;
+    let bytes = fs::read(folder().join("bert.gguf")).unwrap();
+    let key = b"tokenizer.ggml.seperator_token_id";
+    let at = bytes.windows(key.len()).position(|window| window == key).expect("the key");
+    let scratch = tempfile::tempdir().unwrap();
+    // With the key, without it, and with an id beyond the vocabulary.
+    let (mut without, mut beyond) = (bytes.clone(), bytes.clone());
+    without[at + 15] = b'x';
+    beyond[at + key.len() + 4..][..4].copy_from_slice(&u32::MAX.to_le_bytes());
+    let found = [bytes, without, beyond].map(|bytes| {
+        let path = scratch.path().join("bert.gguf");
+        fs::write(&path, bytes).unwrap();
+        let gguf = Gguf::open(&path).unwrap();
+        let end = Tokenizer::from_gguf(gguf.metadata()).unwrap().eos();
+        assert_eq!(types(&gguf), Some(end));
+        end
+    });
+    assert!(found[0] == Some(3) && found[1] != found[0] && found[2].is_none(), "{found:?}");
 }
 
 #[test]

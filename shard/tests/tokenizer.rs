@@ -276,7 +276,7 @@ fn misfits_are_refused_by_name() {
     let base =
         Definition { model: "gpt2", tokens: vec!["a", "b"], merges: vec!["a b"], ..Definition::default() };
     for (definition, part) in [
-        (Definition { model: "bert", ..base.clone() }, "bert"),
+        (Definition { model: "rwkv", ..base.clone() }, "rwkv"),
         (Definition { pre: Some("unknown-name"), ..base.clone() }, "unknown-name"),
         (Definition { tokens: vec![], ..base.clone() }, "tokenizer.ggml.tokens"),
         (Definition { merges: vec![], ..base.clone() }, "tokenizer.ggml.merges"),

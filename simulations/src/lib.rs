@@ -8,6 +8,7 @@
 
 pub mod byzantine;
 pub mod cases;
+pub mod planet;
 pub mod policy;
 pub mod report;
 pub mod run;

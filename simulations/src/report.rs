@@ -8,7 +8,8 @@ use crate::policy::Policy;
 use crate::run::{Outcome, percentile};
 use crate::scenario::Scenario;
 
-const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666", "#e69f00"];
+const COLORS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442", "#666666", "#e69f00"];
 
 /// An announcement on the wire: one model, one range, eight measured links, three addresses, key and signature. Every
 /// machine hears every one at least once; what the mesh repeats comes on top.

@@ -29,6 +29,10 @@ pub struct Scenario {
     pub flash: Option<(f64, f64, f64)>,
     /// Prompt and answer, tokens.
     pub tokens: (u32, u32),
+    /// How far prompts and answers spread around `tokens`, which are their medians: deviation of the logarithm.
+    pub tokens_spread: (f64, f64),
+    /// Deviation of the time between arrivals over its mean: 1 is Poisson, above that they come in bursts.
+    pub burst: f64,
     /// How long requests arrive.
     pub seconds: f64,
     /// Share of machines that leave per hour; they come back after a minute on average.
@@ -121,6 +125,7 @@ impl Scenario {
         let layer_ms = pair(reader.list("layer_ms")?, "layer_ms")?;
         let room = pair(reader.list("room")?, "room")?;
         let tokens = pair(reader.list("tokens")?, "tokens")?;
+        let spread = reader.list("tokens_spread")?.unwrap_or([0.0, 0.0]);
         let flash = reader.list::<3>("flash")?.map(|[from, long, times]| (from, long, times));
         let uplink = pair(reader.list("uplink_mbit")?.or(Some([100.0, 1_000.0])), "uplink_mbit")?;
         let boomerang = reader.0.remove("boomerang").and_then(|value| value.as_bool()).unwrap_or(false);
@@ -139,6 +144,8 @@ impl Scenario {
             rate: reader.number("rate", None)?,
             flash,
             tokens: (tokens.0 as u32, (tokens.1 as u32).max(1)),
+            tokens_spread: (spread[0], spread[1]),
+            burst: reader.number("burst", Some(1.0))?,
             seconds: reader.number("seconds", None)?,
             churn_per_hour: reader.number("churn_per_hour", Some(0.0))?,
             liars: reader.number("liars", Some(0.0))?,

@@ -1,10 +1,11 @@
 //! Every scenario, shortened, on fixed seeds and under every policy: nothing that must not happen happens.
 
+use simulations::planet;
 use simulations::policy::{self, Policy};
 use simulations::run::{percentile, run};
 use simulations::scenario::Scenario;
 
-const SCENARIOS: [&str; 9] = [
+const SCENARIOS: [&str; 10] = [
     include_str!("../scenarios/home_cluster.toml"),
     include_str!("../scenarios/two_continents.toml"),
     include_str!("../scenarios/thousand_strangers.toml"),
@@ -14,6 +15,7 @@ const SCENARIOS: [&str; 9] = [
     include_str!("../scenarios/ten_thousand_nodes.toml"),
     include_str!("../scenarios/growing_swarm.toml"),
     include_str!("../scenarios/equal_replicas.toml"),
+    include_str!("../scenarios/arrival_trace.toml"),
 ];
 
 fn short(text: &str) -> Scenario {
@@ -74,6 +76,16 @@ fn bad_scenarios_are_named() {
         let error = Scenario::parse(&format!("{kept}\n{spoil}")).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
+}
+
+/// Members of one to three clusters make routes that are hardly dearer than the best of all nodes, and every node hears little.
+#[test]
+fn two_stages_find_what_is_near() {
+    let report = planet::run(1_200, 6, 3, || 0.0);
+    assert_eq!((report.nodes, report.missed), (1_200, 0));
+    assert!((10..=20).contains(&report.clusters), "{report:?}");
+    assert!((1.0 - 1e-9..1.3).contains(&report.over[0]), "{report:?}");
+    assert!(report.bytes.iter().sum::<f64>() < 20_000.0, "{report:?}");
 }
 
 /// A crowd that fills eight equal machines: the fullest is at most half as full again as the mean, as one hears of it late.

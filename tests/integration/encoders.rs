@@ -59,10 +59,23 @@ fn vectors_and_scores_are_served_and_text_is_not() {
     assert!(of(0) == of(3) && of(0) != of(1), "{results:?}");
     let expected = known_pair();
     assert!((of(0) - expected).abs() < 1e-3, "{} is not {expected}", of(0));
+    // A document may be cut, a query not: without room behind it all documents would be equal.
+    let long = "fish ".repeat(2_000);
+    let rank = |query: &str, document: &str, truncate: bool| {
+        let body = json!({"query": query, "documents": [document], "truncate": truncate});
+        let answer = ask(&url, "/v1/rerank", &body);
+        (answer.status, answer.body)
+    };
+    let (status, why) = rank(&long, "fish", true);
+    assert!(status == 400 && why.to_string().contains("no room for a document"), "{why}");
+    let (status, why) = rank("the", &long, false);
+    assert!(status == 400 && why.to_string().contains("`truncate`"), "{why}");
+    let (status, cut) = rank("the", &long, true);
+    assert!(status == 200 && cut["results"][0]["relevance_score"].is_f64(), "{cut}");
     let refused = ask(&url, "/v1/embeddings", &json!({"input": "the"}));
     assert!(refused.status == 400 && refused.body.to_string().contains("ranks"), "{}", refused.body);
 
-    for command in [&["run", "hello"][..], &["eval", "--tokens", "5 6"]] {
+    for command in [&["run", "hello"][..], &["eval", "--tokens", "5 6"], &["bench", "--runs", "1"]] {
         let args = command.iter().copied().chain(["--model", vectors.to_str().unwrap()]);
         let (code, why) = shoal.fails(args, "");
         assert!(

@@ -229,3 +229,36 @@ fn the_debian_package_and_the_image_take_files_that_exist() {
     assert!(node::cli::parses(args.iter().map(String::as_str)), "{args:?}");
     assert!(image.contains("--locked"));
 }
+
+/// A command line of the compose file as compose makes it: `${NAME:-word}` is `set(NAME)` or the word.
+fn interpolated(line: &str, set: impl Fn(&str) -> Option<&'static str>) -> Vec<String> {
+    let mut out = String::new();
+    let mut rest = line;
+    while let Some((before, variable)) = rest.split_once("${") {
+        let (inside, after) = variable.split_once('}').expect("a variable ends");
+        let (name, word) = inside.split_once(":-").expect("a variable has a default");
+        out += before;
+        out += set(name).unwrap_or(word);
+        rest = after;
+    }
+    out += rest;
+    out.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_compose_file_starts_commands_that_exist() {
+    let compose = text("compose.yaml");
+    let value = |key: &str| {
+        let line = compose.lines().find_map(|line| line.trim_start().strip_prefix(key));
+        line.unwrap_or_else(|| panic!("no {key} in compose.yaml")).trim()
+    };
+    let first = interpolated(value("command:"), |_| None);
+    assert!(node::cli::parses(first.iter().map(String::as_str)), "{first:?}");
+    assert_eq!(first[1], "--private", "without a code nothing stands in its place");
+    let other = interpolated(value("command:"), |name| (name == "SHOAL_INVITE").then_some("shoal1code"));
+    assert!(node::cli::parses(other.iter().map(String::as_str)), "{other:?}");
+    assert_eq!(other[1], "shoal1code");
+    assert!(first.iter().any(|arg| arg == "--no-discovery"));
+    let folder = packaging("compose.yaml").parent().unwrap().join(value("context:"));
+    assert!(folder.join(value("dockerfile:")).is_file());
+}

@@ -154,6 +154,9 @@ pub struct ReachArgs {
     /// Only talk to nodes on this machine
     #[arg(long)]
     pub loopback: bool,
+    /// Look for no nodes on the local network and ask its router for no port: others come by codes and --peer
+    #[arg(long)]
+    pub no_discovery: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub links: LinkArgs,

@@ -12,6 +12,7 @@ use serde::Serialize;
 use shard::{
     executor::{Capacity, DeviceCounts, Executor, OperationTime, Workspace, argmax},
     gguf::Gguf,
+    models::Blueprint,
     quant::Format,
     state::{PrefixCache, SessionState},
     synthetic,
@@ -55,6 +56,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let started = Instant::now();
     let (name, gguf) = subject(&args, prepared.as_ref())?;
     let build_ms = ms(started.elapsed());
+    model::writes(&Blueprint::from_gguf(&gguf)?, &name)?;
     let ctx = args.engine.ctx.unwrap_or(prompt + decode);
     if ctx < prompt + decode {
         return Err(Error::usage(format!(

@@ -84,11 +84,13 @@ impl SwarmView {
         let mut hosts: Vec<Host> = Vec::with_capacity(self.known.len());
         // All in the order of names, side by side: ten thousand look-ups take longer.
         let (mut lived, mut placed) = (Walk::over(&self.experience), Walk::over(self.atlas.all()));
+        let mut ways = Walk::over(freezing.ground.ways());
         for (id, known) in &self.known {
-            let (experience, placed) = (lived.at(*id), placed.at(*id));
-            let met = *id == myself || experience.is_some_and(Experience::is_met);
+            let beside =
+                Beside { experience: lived.at(*id), placed: placed.at(*id), way: ways.at(*id).copied() };
+            let met = *id == myself || beside.experience.is_some_and(Experience::is_met);
             if met || shown.as_ref().is_none_or(|shown| shown.contains(id)) {
-                hosts.extend(freezing.host(*id, known, experience, placed));
+                hosts.extend(freezing.host(*id, known, &beside));
             }
         }
         let ground = &freezing.ground;
@@ -129,13 +131,14 @@ impl SwarmView {
             }
         }
         if moved {
-            patch.ways = snapshot.other_ways(myself, |node| freezing.ground.way_ms(node))?;
+            patch.ways = snapshot.other_ways(myself, freezing.ground.ways())?;
             nodes.extend(patch.ways.iter().map(|(node, _)| *node));
         }
         let crowded = snapshot.hosts().iter().filter(|host| !host.met).count() >= MAX_STRANGERS;
         for node in nodes {
-            let (experience, placed) = (self.experience.get(&node), self.atlas.get(node));
-            let now = self.known.get(&node).and_then(|known| freezing.host(node, known, experience, placed));
+            let way = freezing.ground.ways().get(&node).copied();
+            let beside = Beside { experience: self.experience.get(&node), placed: self.atlas.get(node), way };
+            let now = self.known.get(&node).and_then(|known| freezing.host(node, known, &beside));
             match (snapshot.host(node), now) {
                 (None, None) => {}
                 // As many strangers as fit are shown: this one may be when they are drawn again.
@@ -188,6 +191,14 @@ impl<'a, V> Walk<'a, V> {
     }
 }
 
+/// What is known of a node besides what it says.
+struct Beside<'a> {
+    experience: Option<&'a Experience>,
+    placed: Option<&'a Placed>,
+    /// As measured, one way in ms.
+    way: Option<f64>,
+}
+
 /// What all hosts of a snapshot are built with.
 struct Freezing<'a> {
     view: &'a SwarmView,
@@ -209,13 +220,7 @@ impl<'a> Freezing<'a> {
     }
 
     /// A node as a host; `None` where it holds nothing, drains or cannot be reached.
-    fn host(
-        &self,
-        id: NodeId,
-        known: &Known,
-        experience: Option<&Experience>,
-        placed: Option<&Placed>,
-    ) -> Option<Host> {
+    fn host(&self, id: NodeId, known: &Known, beside: &Beside<'_>) -> Option<Host> {
         let Self { view, model, myself, own, .. } = *self;
         let claim = known.capability.claim();
         let holding = known.capability.holding(model).filter(|_| !claim.draining);
@@ -233,11 +238,11 @@ impl<'a> Freezing<'a> {
         };
         let mut host = Host::new(id, LayerSet::default(), PRIOR_LAYER_MS);
         host.operator = claim.operator;
-        let spot = self.ground.spot(claim, placed);
+        let spot = self.ground.spot(claim, beside.placed, beside.way);
         (host.region, host.access_ms) = (spot.region, spot.access_ms);
         host.up_bytes_per_ms = claim.up_bytes_per_ms;
         host.down_bytes_per_ms = claim.down_bytes_per_ms;
-        let experience = experience.unwrap_or(&self.fresh);
+        let experience = beside.experience.unwrap_or(&self.fresh);
         host.trust = experience.trust;
         host.met = id == myself || experience.is_met();
         let Some(holding) = holding else { return Some(host) };

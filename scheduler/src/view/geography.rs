@@ -93,19 +93,18 @@ impl<'a> Ground<'a> {
         self.atlas.is_some()
     }
 
-    /// What the viewer measured to a node, one way in ms.
-    pub fn way_ms(&self, node: NodeId) -> Option<f64> {
-        self.ways.get(&node).copied()
+    /// What the viewer measured to nodes, one way in ms.
+    pub fn ways(&self) -> &BTreeMap<NodeId, f64> {
+        &self.ways
     }
 
-    /// Where `claim`'s node stands, which says that it is at `placed`.
-    pub fn spot(&self, claim: &Claim, placed: Option<&Placed>) -> Spot {
+    /// Where `claim`'s node stands, which says that it is at `placed` and is measured to be `way` ms away.
+    pub fn spot(&self, claim: &Claim, placed: Option<&Placed>, way: Option<f64>) -> Spot {
         let node = claim.node;
         let Some(unmeasured) = self.geography.unmeasured_ms else {
             let declared = (claim.region as usize) < self.geography.regions;
             return Spot { region: if declared { claim.region } else { 0 }, access_ms: claim.access_ms };
         };
-        let way = self.way_ms(node);
         let Some((atlas, here)) = self.atlas else {
             let access_ms = if node == self.me { 0.0 } else { way.unwrap_or(unmeasured) };
             return Spot { region: 0, access_ms };

@@ -156,7 +156,7 @@ impl MeasuredLinks {
             pairs.iter().filter(|&&(i, j, _)| !direct(j, i)).map(|&(i, j, ms)| (j, i, ms)).collect();
         pairs.append(&mut back);
         if let Some(i) = index(&me) {
-            let own = hosts.iter().zip(0u32..).filter_map(|(host, j)| Some((j, ground.way_ms(host.id)?)));
+            let own = ground.ways().iter().filter_map(|(node, ms)| Some((index(node)?, *ms)));
             own.for_each(|(j, ms)| pairs.extend([(i, j, ms), (j, i, ms)]));
         }
         // The last entry of a pair counts.

@@ -159,6 +159,9 @@ fn rows_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, input: Input<
                 "rows for a model whose layers read the token itself: send token ids",
             ));
         }
+        Input::Activations(_) if blueprint.encodes() => {
+            return Err(Error::invalid("rows for an encoder, which runs whole: send token ids"));
+        }
         Input::Activations(x) => {
             if !x.len().is_multiple_of(hidden) {
                 return Err(Error::invalid(format!("activations are no rows of {hidden} values")));

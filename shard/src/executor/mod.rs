@@ -218,7 +218,7 @@ pub trait Executor: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a model that ranks no texts ([`crate::models::Head::rank`]), an executor without its head, and a
-    /// row of another width.
+    /// row of another width; [`Error::Invalid`] for a score that is not finite.
     fn rank(&self, _state: &[f32]) -> Result<f32> {
         Err(not_ranked())
     }

@@ -49,6 +49,11 @@ pub trait Buffers: Any + Send {
         &[]
     }
 
+    /// Bytes held for passes of that capacity on the host; of rows, as many as it has.
+    fn bytes(&self) -> usize {
+        0
+    }
+
     /// Forgets the results of the last pass, so that a failed one leaves none behind.
     fn clear(&mut self);
 }
@@ -76,6 +81,11 @@ impl Workspace {
     /// See [`Buffers::capacity`].
     pub fn capacity(&self) -> Capacity {
         self.buffers.capacity()
+    }
+
+    /// See [`Buffers::bytes`].
+    pub fn bytes(&self) -> usize {
+        self.buffers.bytes()
     }
 
     /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty when the pass ended before the head or

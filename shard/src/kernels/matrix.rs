@@ -35,10 +35,10 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-/// Bytes of a slab. A model leaves less than this unused, and what is unused is address space only.
+/// Bytes of a slab. Less than an eighth of each is left unused, and that is address space only.
 const SLAB: usize = 32 << 20;
 /// From this size on a matrix has a slab of its own.
-const LARGE: usize = SLAB / 2;
+const LARGE: usize = SLAB / 8;
 /// Size of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 

@@ -10,6 +10,7 @@ use crate::{
     Error, Result,
     gguf::{Gguf, Metadata},
     kernels::{DeltaShape, KvShape, Pairing},
+    tokenizer::definition,
 };
 
 /// The sizes that every family states.
@@ -242,10 +243,9 @@ impl<'g> Reader<'g> {
         self.gguf.tensor(tensor).map(|found| found.rows())
     }
 
-    /// The token behind each of two texts that are read together.
+    /// The token behind each of two texts that are read together: the one that the tokenizer puts there.
     pub fn separator(&self) -> Option<u32> {
-        let id = |name: &str| self.metadata().u64(&format!("tokenizer.ggml.{name}_token_id"));
-        id("seperator").or(id("eos")).and_then(|id| u32::try_from(id).ok())
+        definition::end_of_text(self.metadata())
     }
 
     /// A small tensor of `len` positive finite factors, if the file has it.

@@ -44,6 +44,40 @@ pub struct Definition<'a> {
     pub strip_after_special: bool,
 }
 
+/// The ids of begin, end and unknown where files do not state them; `None` for a model that is not here.
+pub(super) fn usual_ids(model: &str) -> Option<[Option<u32>; 3]> {
+    match model {
+        "gpt2" => Some([None; 3]),
+        "llama" | "gemma4" => Some([Some(1), Some(2), Some(0)]),
+        "t5" => Some([None, Some(1), Some(2)]),
+        "bert" => Some([Some(101), Some(102), Some(100)]),
+        _ => None,
+    }
+}
+
+/// An id as a file gives it, else the usual one, if there are so many tokens.
+pub(super) fn id_of(given: Option<u64>, usual: Option<u32>, count: usize) -> Option<u32> {
+    match given {
+        // Files write -1 or an old vocabulary's id for "none".
+        Some(id) => u32::try_from(id).ok().filter(|&id| (id as usize) < count),
+        None => usual.filter(|&id| (id as usize) < count),
+    }
+}
+
+/// `tokenizer.ggml.eos_token_id`, of WordPiece `seperator_token_id`.
+fn eos(metadata: &Metadata, model: &str) -> Option<u64> {
+    let id = |name: &str| metadata.u64(&format!("tokenizer.ggml.{name}_token_id"));
+    id("seperator").filter(|_| model == "bert").or(id("eos"))
+}
+
+/// The token that ends a text, as [`super::Tokenizer::eos`] has it, without building a tokenizer.
+pub fn end_of_text(metadata: &Metadata) -> Option<u32> {
+    let model = metadata.str("tokenizer.ggml.model").unwrap_or_default();
+    let usual = usual_ids(model).and_then(|[_, end, _]| end);
+    let count = metadata.strings("tokenizer.ggml.tokens").map_or(0, Iterator::count);
+    id_of(eos(metadata, model), usual, count)
+}
+
 impl<'a> Definition<'a> {
     /// Reads the `tokenizer.ggml.*` keys. A key of an unexpected type counts as missing where it may be missing.
     /// Errors: [`Error::Malformed`] without a model or tokens.
@@ -53,7 +87,6 @@ impl<'a> Definition<'a> {
             .ok_or_else(|| Error::malformed("tokenizer.ggml.model", "is missing"))?;
         let list = |key| metadata.strings(key).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
         let id = |name: &str| metadata.u64(&format!("tokenizer.ggml.{name}_token_id"));
-        let word_piece = |name: &str| id(name).filter(|_| model == "bert");
         let flag = |name: &str| metadata.bool(&format!("tokenizer.ggml.{name}"));
         let kinds = metadata.i32s("tokenizer.ggml.token_type").unwrap_or_default();
         let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
@@ -66,8 +99,8 @@ impl<'a> Definition<'a> {
             kinds: kinds.into_iter().map(|number| Kind::from_number(number.into())).collect(),
             scores: metadata.f32s("tokenizer.ggml.scores").unwrap_or_default(),
             merges: list("tokenizer.ggml.merges"),
-            bos: word_piece("cls").or(id("bos")),
-            eos: word_piece("seperator").or(id("eos")),
+            bos: id("cls").filter(|_| model == "bert").or(id("bos")),
+            eos: eos(metadata, model),
             eot: id("eot"),
             eom: id("eom"),
             unknown: id("unknown"),

@@ -132,19 +132,11 @@ impl Tokenizer {
                 ));
             }
         }
-        // The ids of begin, end and unknown where files do not state them.
-        let (spm, usual) = match d.model {
-            "gpt2" => (false, [None; 3]),
-            "llama" | "gemma4" => (true, [Some(1), Some(2), Some(0)]),
-            "t5" => (true, [None, Some(1), Some(2)]),
-            "bert" => (true, [Some(101), Some(102), Some(100)]),
-            other => return Err(Error::unsupported(format!("tokenizer {other} (tokenizer.ggml.model)"))),
+        let Some(usual) = definition::usual_ids(d.model) else {
+            return Err(Error::unsupported(format!("tokenizer {} (tokenizer.ggml.model)", d.model)));
         };
-        let id = |given: Option<u64>, default: Option<u32>| match given {
-            // Files write -1 or an old vocabulary's id for "none".
-            Some(id) => u32::try_from(id).ok().filter(|&id| (id as usize) < count),
-            None => default.filter(|&id| (id as usize) < count),
-        };
+        let spm = d.model != "gpt2";
+        let id = |given, default| definition::id_of(given, default, count);
         let [bos, eos, unknown] = [(d.bos, usual[0]), (d.eos, usual[1]), (d.unknown, usual[2])]
             .map(|(given, usual)| id(given, usual));
         let (eot, eom) = (id(d.eot, None), id(d.eom, None));
@@ -206,7 +198,8 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of `text`. Errors: [`Error::Invalid`] for a text longer than [`MAX_TEXT_BYTES`].
+    /// The ids of `text`. Errors: [`Error::Invalid`] for a text longer than [`MAX_TEXT_BYTES`], or that the rules of its vocabulary
+    /// make too long.
     pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<u32>> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(Error::invalid(format!(
@@ -218,7 +211,7 @@ impl Tokenizer {
         if how.bos && self.add_bos {
             ids.extend(self.bos);
         }
-        let mut first = true;
+        let (mut first, mut sound) = (true, Ok(()));
         let (mut bpe_scratch, mut spm_scratch) = (bpe::Scratch::default(), spm::Scratch::default());
         let (mut words_scratch, mut unigram_scratch) =
             (wordpiece::Scratch::default(), unigram::Scratch::default());
@@ -232,8 +225,9 @@ impl Tokenizer {
                 match &self.model {
                     Model::Bpe(bpe) => bpe.encode(&self.vocabulary, text, &mut bpe_scratch, &mut ids),
                     Model::Spm(spm) => spm.encode(&self.vocabulary, text, first, &mut spm_scratch, &mut ids),
+                    Model::Unigram(_) if sound.is_err() => {}
                     Model::Unigram(unigram) => {
-                        unigram.encode(&self.vocabulary, text, first, &mut unigram_scratch, &mut ids)
+                        sound = unigram.encode(&self.vocabulary, text, first, &mut unigram_scratch, &mut ids)
                     }
                     Model::WordPiece(words) => {
                         words.encode(&self.vocabulary, text, &mut words_scratch, &mut ids)
@@ -242,6 +236,7 @@ impl Tokenizer {
                 first = false;
             }
         });
+        sound?;
         if how.bos {
             ids.extend(self.closing());
         }
@@ -251,21 +246,31 @@ impl Tokenizer {
     /// The ids of two texts that are read together, as models that rank texts were trained on them: each with the token that
     /// closes texts behind it, and between them one more where the file says so. Errors as for [`Tokenizer::encode`].
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<u32>> {
-        let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
-        ids.extend(self.encode(first, Encode::PLAIN)?);
+        Ok(self.join(&self.encode(first, Encode::PLAIN)?, &self.encode(second, Encode::PLAIN)?))
+    }
+
+    /// As [`Tokenizer::encode_pair`], of texts that were encoded as they stand ([`Encode::PLAIN`]).
+    pub fn join(&self, first: &[u32], second: &[u32]) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(first.len() + second.len() + 4);
+        ids.extend(self.bos.filter(|_| self.add_bos));
+        ids.extend(first);
         ids.extend(self.closing());
         ids.extend(self.eos.filter(|_| self.add_sep));
-        ids.extend(self.encode(second, Encode::PLAIN)?);
+        ids.extend(second);
         ids.extend(self.closing());
-        Ok(ids)
+        ids
     }
 
     /// The beginning of `text` that has more than `tokens` tokens, or all of it where it may have fewer: what does not fit a
     /// context need not be tokenized to its end to know that.
     ///
     /// No token is longer than the longest one, and white space may vanish, so `tokens + 1` times its bytes of other
-    /// characters are enough.
+    /// characters are enough. Where a text of any length may become one unknown token, or nothing, all of it is needed: such a text
+    /// is bounded by [`MAX_TEXT_BYTES`] alone.
     pub fn beginning<'t>(&self, text: &'t str, tokens: usize) -> &'t str {
+        if matches!(self.model, Model::WordPiece(_) | Model::Unigram(_)) {
+            return text;
+        }
         let enough = tokens.saturating_add(1).saturating_mul(self.longest);
         if text.len() <= enough {
             return text;

@@ -9,6 +9,8 @@
 //! * *petals*: every node takes the window of layers with the least summed speed, in order of arrival; requests take
 //!   the shortest path in which a node, once entered, runs to the end of its range; load is ignored.
 //! * *random*: the holdings of petals, a random holder wherever a range ends.
+//! * *nearest*: the holdings of petals, the nearest holder wherever a range ends.
+//! * *least loaded*: the same with the holder that has the fewest sessions at that moment for what it serves side by side.
 //! * *local*: everything at the requester, if it can.
 
 mod parallax;
@@ -33,6 +35,10 @@ pub enum Policy {
     Petals,
     /// Max-min windows, random holders.
     Random,
+    /// Max-min windows, the nearest holder.
+    Nearest,
+    /// Max-min windows, the holder with the fewest sessions.
+    LeastLoaded,
     /// No other node.
     Local,
     /// Our placement and an exact route over the true state of every machine at that very moment: what no router can do,
@@ -41,8 +47,16 @@ pub enum Policy {
 }
 
 /// All, in the order of the report.
-pub const ALL: [Policy; 6] =
-    [Policy::Ours, Policy::Parallax, Policy::Petals, Policy::Random, Policy::Local, Policy::Clairvoyant];
+pub const ALL: [Policy; 8] = [
+    Policy::Ours,
+    Policy::Parallax,
+    Policy::Petals,
+    Policy::Random,
+    Policy::Nearest,
+    Policy::LeastLoaded,
+    Policy::Local,
+    Policy::Clairvoyant,
+];
 
 impl Policy {
     /// Its name in reports.
@@ -52,6 +66,8 @@ impl Policy {
             Self::Parallax => "parallax",
             Self::Petals => "petals",
             Self::Random => "random",
+            Self::Nearest => "nearest",
+            Self::LeastLoaded => "least_loaded",
             Self::Local => "local",
             Self::Clairvoyant => "clairvoyant",
         }
@@ -275,8 +291,36 @@ pub fn petals(believed: &Believed<'_>, requester: usize, deny: &[NodeId]) -> Opt
 
 /// A random holder at the start and wherever a range ends.
 pub fn random(believed: &Believed<'_>, deny: &[NodeId], chance: &mut Rng) -> Option<Pipeline> {
+    step_by_step(believed, deny, |holders, _| holders.get(chance.below(holders.len())).copied())
+}
+
+/// The nearest holder to the requester, and to the one before wherever a range ends.
+pub fn nearest(believed: &Believed<'_>, requester: usize, deny: &[NodeId]) -> Option<Pipeline> {
+    step_by_step(believed, deny, |holders, before| {
+        let ms = |holder: &(usize, u32)| believed.world.hop_ms(before.unwrap_or(requester), holder.0);
+        holders.iter().copied().min_by(|a, b| ms(a).total_cmp(&ms(b)))
+    })
+}
+
+/// The holder with the fewest sessions, for what it serves side by side.
+pub fn least_loaded(believed: &Believed<'_>, deny: &[NodeId]) -> Option<Pipeline> {
+    step_by_step(believed, deny, |holders, _| {
+        let load = |holder: &(usize, u32)| {
+            let machine = &believed.world.machines[holder.0];
+            f64::from(machine.work.sessions) / f64::from(machine.knee().max(1))
+        };
+        holders.iter().copied().min_by(|a, b| load(a).total_cmp(&load(b)))
+    })
+}
+
+/// A pipeline of holders, each chosen where the range of the one before ends, and run to the end of its own.
+fn step_by_step(
+    believed: &Believed<'_>,
+    deny: &[NodeId],
+    mut choose: impl FnMut(&[(usize, u32)], Option<usize>) -> Option<(usize, u32)>,
+) -> Option<Pipeline> {
     let Believed { world, up } = *believed;
-    let mut segments = Vec::new();
+    let mut segments: Vec<Segment> = Vec::new();
     let mut layer = 0;
     while layer < world.layers {
         let holders: Vec<(usize, u32)> = (0..world.nodes)
@@ -285,7 +329,8 @@ pub fn random(believed: &Believed<'_>, deny: &[NodeId], chance: &mut Rng) -> Opt
             .filter(|(_, range)| range.contains(layer))
             .map(|(i, range)| (i, range.end()))
             .collect();
-        let (i, end) = *holders.get(chance.below(holders.len()))?;
+        let before = segments.last().map(|segment| crate::world::index(segment.node));
+        let (i, end) = choose(&holders, before)?;
         segments.push(Segment { node: id(i), layers: LayerRange::new(layer, end)? });
         layer = end;
     }

@@ -49,7 +49,7 @@ pub(super) struct Chooser {
 impl Question<'_> {
     fn ask(&self) -> Request {
         let Self { scenario, live, .. } = *self;
-        let left = scenario.tokens.0 + scenario.tokens.1 - live.known;
+        let left = live.tokens.0 + live.tokens.1 - live.known;
         let shape = Shape {
             prompt_tokens: live.known,
             output_tokens: left.max(1),
@@ -160,6 +160,8 @@ impl Chooser {
                 let found = match question.policy {
                     Policy::Parallax => policy::round_robin(&placed.pipelines, &believed, &mut placed.cursor),
                     Policy::Petals => policy::petals(&believed, requester, deny),
+                    Policy::Nearest => policy::nearest(&believed, requester, deny),
+                    Policy::LeastLoaded => policy::least_loaded(&believed, deny),
                     _ => policy::random(&believed, deny, chance),
                 };
                 found.map(alone)

@@ -117,7 +117,7 @@ pub fn percentile(sorted: &[f64], q: f64) -> f64 {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    Arrive,
+    Arrive { tokens: (u32, u32) },
     Reach { request: usize, attempt: u32 },
     Served { at: usize, boot: u64, request: usize, attempt: u32 },
     Lost { request: usize, attempt: u32 },
@@ -141,6 +141,8 @@ struct Live {
     covers: Vec<Cover>,
     stage: usize,
     known: u32,
+    /// Of the prompt and of the answer.
+    tokens: (u32, u32),
     attempt: u32,
     times: Times,
     crashed: bool,
@@ -229,6 +231,29 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
     run.finish()
 }
 
+/// Lengths of prompts and answers, at most.
+const LONGEST: f64 = 8_192.0;
+
+/// One standard deviation from zero, on average.
+fn normal(rng: &mut Rng) -> f64 {
+    let (radius, angle) = ((-2.0 * (1.0 - rng.unit()).ln()).sqrt(), std::f64::consts::TAU * rng.unit());
+    radius * angle.cos()
+}
+
+/// A number of tokens around its median, as lengths of prompts and answers spread (lognormal).
+fn spread(median: u32, deviation: f64, rng: &mut Rng) -> u32 {
+    if deviation == 0.0 {
+        return median.max(1);
+    }
+    (f64::from(median) * (deviation * normal(rng)).exp()).clamp(1.0, LONGEST) as u32
+}
+
+/// A time between arrivals whose deviation is so many times its mean (lognormal).
+fn bursting(mean: f64, times: f64, rng: &mut Rng) -> f64 {
+    let variance = (1.0 + times * times).ln();
+    mean * (variance.sqrt() * normal(rng) - variance / 2.0).exp()
+}
+
 impl Run<'_> {
     fn at(&mut self, ms: f64, event: Event) {
         self.timeline.add((ms.max(self.now) * 1_000.0) as u64, event);
@@ -242,11 +267,18 @@ impl Run<'_> {
         loop {
             let crowd =
                 self.scenario.flash.filter(|(from, long, _)| (*from..from + long).contains(&(t / 1_000.0)));
-            t += arrivals.exponential(1_000.0 / (self.scenario.rate * crowd.map_or(1.0, |crowd| crowd.2)));
+            let mean_ms = 1_000.0 / (self.scenario.rate * crowd.map_or(1.0, |crowd| crowd.2));
+            t += match self.scenario.burst == 1.0 {
+                true => arrivals.exponential(mean_ms),
+                false => bursting(mean_ms, self.scenario.burst, &mut arrivals),
+            };
             if t >= end {
                 break;
             }
-            self.at(t, Event::Arrive);
+            let (prompt, answer) = self.scenario.tokens;
+            let (of_prompt, of_answer) = self.scenario.tokens_spread;
+            let tokens = (spread(prompt, of_prompt, &mut arrivals), spread(answer, of_answer, &mut arrivals));
+            self.at(t, Event::Arrive { tokens });
         }
         for at in 0..self.world.machines.len() {
             let first = ANNOUNCE_MS * faults.unit() - ANNOUNCE_MS;
@@ -293,7 +325,7 @@ impl Run<'_> {
                 return;
             }
             match event {
-                Event::Arrive => self.arrive(),
+                Event::Arrive { tokens } => self.arrive(tokens),
                 Event::Reach { request, attempt } => self.reach(request, attempt),
                 Event::Served { at, boot, request, attempt } => self.served(at, boot, request, attempt),
                 Event::Lost { request, attempt } => self.lost(request, attempt),
@@ -394,7 +426,7 @@ impl Run<'_> {
         }
     }
 
-    fn arrive(&mut self) {
+    fn arrive(&mut self, tokens: (u32, u32)) {
         let requester = self.world.nodes + self.chance.below(self.scenario.requesters as usize);
         self.outcome.requests.0 += 1;
         self.live.push(Live {
@@ -403,7 +435,8 @@ impl Run<'_> {
             have: Vec::new(),
             covers: Vec::new(),
             stage: 0,
-            known: self.scenario.tokens.0.max(1),
+            known: tokens.0,
+            tokens,
             attempt: 0,
             times: Times { began: self.now, last: self.now, first: None, stall: 0.0 },
             crashed: false,

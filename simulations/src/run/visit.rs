@@ -168,7 +168,6 @@ impl Run<'_> {
     }
 
     fn token(&mut self, request: usize) {
-        let (prompt, wanted) = (self.scenario.tokens.0.max(1), self.scenario.tokens.1);
         let now = self.now;
         let live = &mut self.live[request];
         let ordered = live.have.iter().all(|have| *have == live.known);
@@ -184,7 +183,7 @@ impl Run<'_> {
             *count += 1;
             self.outcome.tokens += 1;
         }
-        if live.known - prompt >= wanted {
+        if live.known - live.tokens.0 >= live.tokens.1 {
             return self.end(request, true);
         }
         // The token goes straight into the next step: it is at the requester already.
@@ -224,13 +223,12 @@ impl Run<'_> {
         if !self.live[request].segments.is_empty() {
             self.release(request);
         }
-        let prompt = self.scenario.tokens.0.max(1);
         let live = &mut self.live[request];
         live.segments.clear();
         live.over = true;
         if whole {
             self.outcome.requests.1 += 1;
-            let further = f64::from(live.known - prompt - 1);
+            let further = f64::from(live.known - live.tokens.0 - 1);
             let first = live.times.first.unwrap_or(0.0);
             if further > 0.0 {
                 self.outcome.each_ms.push((live.times.last - live.times.began - first) / further);

@@ -74,16 +74,6 @@ impl Net {
         }
     }
 
-    /// Where a machine is.
-    pub fn region(&self, at: usize) -> usize {
-        self.region[at]
-    }
-
-    /// A machine's own share of a hop, ms.
-    pub fn access_ms(&self, at: usize) -> f64 {
-        self.access_ms[at]
-    }
-
     /// One way without jitter, ms, over a relay if need be; `None` when the two cannot talk.
     pub fn way_ms(&self, from: usize, to: usize, up: impl Fn(usize) -> bool) -> Option<f64> {
         if from == to {

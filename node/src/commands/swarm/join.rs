@@ -387,8 +387,8 @@ fn network(
     config.swarm = swarm;
     config.psk = psk;
     config.loopback_only = args.reach.loopback;
-    config.mdns = !args.reach.loopback;
-    config.upnp = !args.reach.loopback;
+    config.mdns = !args.reach.loopback && !args.reach.no_discovery;
+    config.upnp = !args.reach.loopback && !args.reach.no_discovery;
     config.relay = !args.reach.loopback || args.reach.carry;
     config.relays.clone_from(&args.reach.relay);
     config.punch = !args.reach.no_punch;

@@ -23,7 +23,7 @@ use scheduler::{
     forecast::Forecast,
     route::{Comparison, NoRoute, Route, acquainted, route},
     session::Standbys,
-    snapshot::BadSnapshot,
+    snapshot::{BadSnapshot, Host},
     sticky::{self, Former},
     view::SwarmView,
 };
@@ -355,13 +355,19 @@ impl Router<'_> {
                 && policy.allow.as_ref().is_none_or(|allowed| allowed.contains(&node))
         };
         let mut hosts: Vec<_> = snapshot.hosts().iter().filter(|host| admitted(host.id)).collect();
-        hosts.sort_by(|a, b| b.met.cmp(&a.met).then(b.trust.total_cmp(&a.trust)).then(a.id.cmp(&b.id)));
-        let witness = |host: &scheduler::snapshot::Host| Witness {
+        let order =
+            |a: &&Host, b: &&Host| b.met.cmp(&a.met).then(b.trust.total_cmp(&a.trust)).then(a.id.cmp(&b.id));
+        if hosts.len() > MAX_WITNESSES {
+            hosts.select_nth_unstable_by(MAX_WITNESSES, order);
+            hosts.truncate(MAX_WITNESSES);
+        }
+        hosts.sort_by(order);
+        let witness = |host: &Host| Witness {
             contact: self.view.contact(host.id),
             operator: host.operator,
             holds: host.loaded.clone(),
         };
-        hosts.into_iter().take(MAX_WITNESSES).map(witness).collect()
+        hosts.into_iter().map(witness).collect()
     }
 
     /// The question to the router, with the load that no announcement shows yet.
@@ -496,10 +502,7 @@ fn one_step(request: &Request) -> Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{
-        LayerRange, LayerSet, ModelId,
-        snapshot::{Host, Links},
-    };
+    use scheduler::{LayerRange, LayerSet, ModelId, snapshot::Links};
 
     /// Node 1 asks; 2 and 3 hold the layers between its ends, 2 faster.
     fn snapshot(rooms: [u64; 2]) -> Snapshot {

@@ -173,6 +173,8 @@ struct Room {
     limit_bytes: usize,
     /// What a position costs.
     position_bytes: usize,
+    /// What a row of an encoder's pass costs: it reads a text at once.
+    row_bytes: usize,
 }
 
 impl Room {
@@ -189,12 +191,13 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     let drafter = model.drafter.as_ref().map(|drafter| DraftModel::new(&*drafter.executor)).transpose()?;
     let kv_bytes = kv_bytes.saturating_sub(drafter_bytes(model));
     let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
-    // An encoder reads a text in one pass.
-    let rows = if encodes { model.ctx } else { CHUNK_ROWS }.max(items);
-    let capacity = Capacity { rows, items, logit_rows: items };
+    let capacity = Capacity { rows: CHUNK_ROWS.max(items), items, logit_rows: items };
+    let workspace = Workspace::new(&*model.executor, capacity)?;
     let mut batch = Batch {
         model,
-        workspace: Workspace::new(&*model.executor, capacity)?,
+        row_bytes: if encodes { workspace.bytes().div_ceil(capacity.rows).max(1) } else { 0 },
+        capacity,
+        workspace,
         position_bytes: position_bytes(model, CacheType::F16),
         waiting: VecDeque::new(),
         sessions: Vec::new(),
@@ -211,7 +214,9 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         }
         batch.admit();
         batch.pass();
+        batch.fit()?;
         batch.pooling.pass(model, &mut batch.workspace);
+        batch.fit()?;
     }
 }
 
@@ -231,8 +236,11 @@ fn position_bytes(model: &Model, cache: CacheType) -> usize {
 
 struct Batch<'m> {
     model: &'m Model,
+    /// What `workspace` is made for, but for longer texts of an encoder.
+    capacity: Capacity,
     workspace: Workspace,
     position_bytes: usize,
+    row_bytes: usize,
     waiting: VecDeque<Job>,
     sessions: Vec<Session<'m>>,
     pooling: Pooling,
@@ -277,6 +285,18 @@ impl<'m> Batch<'m> {
         }
     }
 
+    /// Makes room for the longest text of the request that an encoder serves, and gives it back behind it.
+    fn fit(&mut self) -> Result<()> {
+        let longest = if self.row_bytes > 0 { self.pooling.longest() } else { 0 };
+        let rows = self.capacity.rows.max(longest);
+        if self.workspace.capacity().rows != rows {
+            // Never both.
+            self.workspace = Workspace::new(&*self.model.executor, self.capacity)?;
+            self.workspace = Workspace::new(&*self.model.executor, Capacity { rows, ..self.capacity })?;
+        }
+        Ok(())
+    }
+
     /// Memory that sessions and texts were promised.
     fn room(&self) -> Room {
         let sessions: usize = self.sessions.iter().map(|session| session.reserved_bytes).sum();
@@ -284,6 +304,7 @@ impl<'m> Batch<'m> {
             used_bytes: sessions + self.pooling.reserved_bytes(),
             limit_bytes: self.kv_bytes,
             position_bytes: self.position_bytes,
+            row_bytes: self.row_bytes,
         }
     }
 

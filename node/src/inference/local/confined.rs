@@ -388,6 +388,16 @@ impl Drop for Ticket {
     }
 }
 
+/// What the engine says of so many documents, whose file is a stranger's.
+fn ranking(said: Embeddings, documents: usize) -> Result<Ranking, Failure> {
+    let Embeddings { model, vectors, prompt_tokens } = said;
+    let scores: Vec<f32> = vectors.into_iter().flatten().collect();
+    if scores.len() != documents || scores.iter().any(|score| !(0.0..=1.0).contains(score)) {
+        return Err(Failure::Internal { why: "the engine's scores are not those of the documents".into() });
+    }
+    Ok(Ranking { model, scores, prompt_tokens })
+}
+
 impl Inference for Confined {
     fn models(&self) -> Vec<ModelInfo> {
         self.shared.info().into_iter().collect()
@@ -439,11 +449,9 @@ impl Inference for Confined {
     }
 
     fn rerank(&self, request: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
-        let ranking = |Embeddings { model, vectors, prompt_tokens }| {
-            let scores = vectors.into_iter().flatten().collect();
-            Ranking { model, scores, prompt_tokens }
-        };
-        self.pooled(|id| ToEngine::Rerank { id, request }).map(move |made| made.map(ranking)).boxed()
+        let documents = request.documents.len();
+        let ranking = move |embeddings| ranking(embeddings, documents);
+        self.pooled(|id| ToEngine::Rerank { id, request }).map(move |made| made.and_then(ranking)).boxed()
     }
 
     fn swarm(&self) -> SwarmSnapshot {
@@ -482,5 +490,22 @@ impl Inference for Confined {
             (state.reading, state.pid)
         };
         gauges(reading, memory::resident_bytes(pid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_those_of_the_documents_or_refused() {
+        let said = |scores: &[f32]| {
+            let vectors = scores.iter().map(|score| vec![*score]).collect();
+            ranking(Embeddings { model: "m".into(), vectors, prompt_tokens: 4 }, 2)
+        };
+        assert_eq!(said(&[0.25, 1.0]).unwrap().scores, [0.25, 1.0]);
+        for wrong in [&[0.5][..], &[0.5; 3], &[0.5, f32::NAN], &[0.5, 1.5]] {
+            assert!(said(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

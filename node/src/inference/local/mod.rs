@@ -9,6 +9,7 @@ pub mod batch;
 pub mod confined;
 pub mod engine;
 pub mod prompt;
+mod texts;
 mod wire;
 
 use scheduler::{SessionKind, attention::BadAttention};
@@ -30,12 +31,12 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use shard::{
-    executor::Pooling, gguf::Gguf, kernels::math, models::Blueprint, sample::SamplingParams,
-    tokenizer::Encode,
-};
+use shard::{executor::Pooling, gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
-use self::batch::{Ask, Echo, Jobs, Reading};
+use self::{
+    batch::{Ask, Echo, Jobs, Reading},
+    texts::{Asker, probability},
+};
 pub(crate) use crate::model::model_name;
 use crate::{
     Result,
@@ -108,11 +109,12 @@ impl Alone {
         self.state.get().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))
     }
 
-    /// What is made of the hidden states of texts: their vectors, or where they are to be `ranked` their scores.
+    /// What is made of the hidden states of texts: their vectors, or where they are to be `ranked` their scores. `texts` is told how to
+    /// see that the asker is gone.
     fn pooled(
         &self,
         ranked: bool,
-        texts: impl FnOnce(&Ready) -> Result<Vec<Vec<u32>>, Failure> + Send + 'static,
+        texts: impl FnOnce(&Ready, &Asker) -> Result<Vec<Vec<u32>>, Failure> + Send + 'static,
     ) -> BoxFuture<'static, Result<Embeddings, Failure>> {
         let (state, jobs) = (self.state.clone(), self.jobs.clone());
         let loading = self.ready().err();
@@ -122,15 +124,18 @@ impl Alone {
                 (Some(Ok(ready)), None) => ready.info.name.clone(),
                 (_, failure) => return Err(failure.unwrap_or_else(|| stopped("no model".into()))),
             };
-            // Encoding takes its time, as in `generate`.
+            // Encoding takes its time, as in `generate`; dropping this future drops what `asker` sees.
+            let waits = Arc::new(());
+            let asker = Asker::of(&waits);
             let texts = tokio::task::spawn_blocking(move || match state.get() {
-                Some(Ok(ready)) => texts(ready),
+                Some(Ok(ready)) => texts(ready, &asker),
                 _ => Ok(Vec::new()),
             });
             let texts = texts.await.map_err(|error| stopped(error.to_string()))??;
             let prompt_tokens = texts.iter().map(Vec::len).sum();
             let vectors = jobs.embed(texts, ranked)?.await;
             let vectors = vectors.map_err(|_| stopped("the engine stopped".into()))??;
+            drop(waits);
             Ok(Embeddings { model, vectors, prompt_tokens })
         }
         .boxed()
@@ -367,67 +372,6 @@ impl Ready {
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
         Ok(Generation { plan, events: events.boxed() })
     }
-
-    /// The texts of a request as token ids that fit the context.
-    fn texts(&self, request: &EmbedRequest) -> Result<Vec<Vec<u32>>, Failure> {
-        Pooling::of(self.model.gguf.metadata()).map_err(|why| Failure::invalid("model", why.to_string()))?;
-        let context = self.model.ctx;
-        let text = |(index, input): (usize, &Prompt)| {
-            let mut ids = encode(&self.model, input, "input")?;
-            if ids.len() > context && !request.truncate {
-                let n = ids.len();
-                let why = format!("text {index} has {n} tokens, this model takes {context} here; shorten it");
-                return Err(Failure::invalid("input", why));
-            }
-            shorten(&mut ids, context, self.model.tokenizer.closing());
-            Ok(ids)
-        };
-        request.inputs.iter().enumerate().map(text).collect()
-    }
-
-    /// The query with each document as token ids that fit the context.
-    fn pairs(&self, request: &RerankRequest) -> Result<Vec<Vec<u32>>, Failure> {
-        let (Model { tokenizer, gguf, executor, ctx, .. }, query) = (&self.model, request.query.as_str());
-        if executor.blueprint().head.rank.is_none() || !Pooling::ranks(gguf.metadata()) {
-            let name = &self.info.name;
-            let why = format!(
-                "{name} ranks no texts: serve a cross-encoder, whose file says `pooling_type` 4, or compare vectors of \
-                 /v1/embeddings"
-            );
-            return Err(Failure::invalid("model", why));
-        }
-        let wrong = |error: shard::Error| Failure::invalid("documents", error.to_string());
-        let pair = |(index, document): (usize, &String)| {
-            // Of what cannot fit only so much is looked at that it does not.
-            let (query, document) = (tokenizer.beginning(query, *ctx), tokenizer.beginning(document, *ctx));
-            let mut ids = tokenizer.encode_pair(query, document).map_err(wrong)?;
-            if ids.len() > *ctx && !request.truncate {
-                let n = ids.len();
-                let why = format!(
-                    "document {index} has {n} tokens with the query, this model takes {ctx} here; shorten it, or send \
-                     `truncate`"
-                );
-                return Err(Failure::invalid("documents", why));
-            }
-            shorten(&mut ids, *ctx, tokenizer.closing());
-            Ok(ids)
-        };
-        request.documents.iter().enumerate().map(pair).collect()
-    }
-}
-
-/// A score as a probability.
-fn probability(score: f32) -> f32 {
-    math::sigmoid_f32(score)
-}
-
-/// Cuts a text to `context` tokens. The token that closes texts stays at its end: a model that pools there reads it.
-fn shorten(ids: &mut Vec<u32>, context: usize, closing: Option<u32>) {
-    let closing = closing.filter(|_| ids.len() > context && ids.last().copied() == closing);
-    ids.truncate(context);
-    if let (Some(closing), Some(last)) = (closing, ids.last_mut()) {
-        *last = closing;
-    }
 }
 
 impl Inference for Alone {
@@ -463,11 +407,11 @@ impl Inference for Alone {
     }
 
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
-        self.pooled(false, move |ready| ready.texts(&request))
+        self.pooled(false, move |ready, asker| ready.texts(&request, asker))
     }
 
     fn rerank(&self, request: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
-        let scored = self.pooled(true, move |ready| ready.pairs(&request));
+        let scored = self.pooled(true, move |ready, asker| ready.pairs(&request, asker));
         let ranking = |Embeddings { model, vectors, prompt_tokens }| {
             let scores = vectors.into_iter().flatten().map(probability).collect();
             Ranking { model, scores, prompt_tokens }

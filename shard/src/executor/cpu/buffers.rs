@@ -252,6 +252,18 @@ impl Buffers for CpuBuffers {
         self.capacity
     }
 
+    fn bytes(&self) -> usize {
+        let Self { heads, hybrid, inner, routing, per_layer, .. } = self;
+        let latent = &hybrid.latent;
+        let own = [&self.x, &self.h, &self.y, &self.attended, &self.logits, &heads.q, &heads.k, &heads.v];
+        let latents = [&latent.narrow, &latent.queries, &latent.made, &latent.from, &latent.to, &latent.seen];
+        let hybrids = [&hybrid.projected, &hybrid.inputs, &hybrid.gate, &hybrid.alpha, &hybrid.beta];
+        let inners = [&inner.gate, &inner.up, &per_layer.rows];
+        let routed = [&routing.scores, &routing.gathered, &routing.output, &routing.shared, &routing.beside];
+        let all = own.into_iter().chain(latents).chain(hybrids).chain(inners).chain(routed);
+        all.chain(&heads.tables).map(|buffer| size_of_val(buffer.as_slice())).sum()
+    }
+
     fn given(&self, gave: Gave, index: usize) -> &[f32] {
         let Some(span) = self.spans.get(index).filter(|_| self.gave == gave) else { return &[] };
         // Without a head the wanted rows stay where they were.

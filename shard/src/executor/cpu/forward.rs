@@ -117,8 +117,8 @@ impl Shard {
                 (Input::Tokens(_), None) => unreachable!("such items are not admitted"),
             }
         }
-        let tokens = items.iter().all(|item| matches!(item.input, Input::Tokens(_)));
-        if let Some(embedding) = self.embedding.as_ref().filter(|_| tokens) {
+        // Encoders alone norm what the embedding gives, and they take no rows.
+        if let Some(embedding) = &self.embedding {
             let rows = ws.spans.iter().map(|span| span.rows).sum();
             embedding.norm(&self.cpu, self.blueprint.norm, ws, rows);
         }

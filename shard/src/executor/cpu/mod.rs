@@ -24,8 +24,11 @@ use std::sync::Arc;
 use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, not_ranked, read_bytes,
-    tags::Tags, whole_range,
+    Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace,
+    batch::{self, refuse_non_finite},
+    not_ranked, read_bytes,
+    tags::Tags,
+    whole_range,
 };
 use crate::{
     Error, Result,
@@ -177,7 +180,9 @@ impl Executor for Shard {
     fn rank(&self, state: &[f32]) -> Result<f32> {
         let weights = self.head.as_ref().and_then(|head| head.rank.as_ref());
         let weights = weights.filter(|_| state.len() == self.blueprint.hidden).ok_or_else(not_ranked)?;
-        Ok(weights.score(&self.cpu, self.blueprint.norm, state))
+        let score = weights.score(&self.cpu, self.blueprint.norm, state);
+        refuse_non_finite(&[score], "the scores of texts")?;
+        Ok(score)
     }
 
     fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {

@@ -9,7 +9,7 @@ use crate::{
     Error, Result,
     executor::{
         Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
-        batch::{Span, check_load, round_at},
+        batch::{Span, check_load, refuse_non_finite, round_at},
         host::{HostBuffers, pass_each},
         not_ranked, read_bytes,
         tags::Tags,
@@ -135,7 +135,9 @@ impl Executor for Reference {
     fn rank(&self, state: &[f32]) -> Result<f32> {
         let ranks = self.ends.head && self.model.blueprint.head.rank.is_some();
         if ranks && state.len() == self.model.blueprint.hidden {
-            Ok(self.model.rank(state))
+            let score = self.model.rank(state);
+            refuse_non_finite(&[score], "the scores of texts")?;
+            Ok(score)
         } else {
             Err(not_ranked())
         }

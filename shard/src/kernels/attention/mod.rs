@@ -199,7 +199,8 @@ fn grow(scratch: &mut Vec<task::Line>, head_dim: usize) {
 
 impl Cpu {
     /// Allocates the working memory of attention on the calling thread and all others, so that [`Cpu::attention`] with
-    /// heads up to `head_dim` allocates nothing when called from this thread.
+    /// heads up to `head_dim` allocates nothing when called from this thread; a session too long for what is reserved to divide it
+    /// among the threads makes room once.
     pub fn reserve_attention(&self, head_dim: usize) {
         self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
         task::reserve(self.pool().threads());

@@ -28,6 +28,10 @@ const PARTS_PER_THREAD: usize = 4;
 /// Bytes reserved for results that wait: those of 9 query heads of 64 with 3 heads of keys over 17,000 positions.
 const SHELF: usize = 256 << 10;
 
+/// Most bytes of results that wait; units that need more are not divided. 128k positions of 32 heads of 64 with 8 heads of keys
+/// take 6 MiB.
+const MOST_SHELF: usize = 8 << 20;
+
 /// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
 pub(super) struct Task<'a> {
     pub(super) q: *const f32,
@@ -171,7 +175,8 @@ impl Shelf {
 }
 
 thread_local! {
-    /// Memory of the shelves of a run that this thread started; it grows to the longest session and is then reused.
+    /// Memory of the shelves of a run that this thread started; it grows to the longest session, at most [`MOST_SHELF`], and is
+    /// then reused.
     static SHELVES: RefCell<(Vec<Line>, Vec<AtomicUsize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
@@ -213,12 +218,15 @@ pub(super) fn with_parts(
     let page_lines = |task: &Task<'_>| {
         (2 * ROWS + task.rows.min(task.pairs) * task.shape.value_dim().next_multiple_of(LANES)) / LANES
     };
+    let (mut line, mut unit) = (0, 0);
+    for task in tasks.iter().flatten().filter(|task| parts_of(task).is_some()) {
+        line += task.units * task.page_count() * page_lines(task);
+        unit += task.units;
+    }
+    if line * size_of::<Line>() > MOST_SHELF {
+        return work(tasks);
+    }
     SHELVES.with_borrow_mut(|(lines, left)| {
-        let (mut line, mut unit) = (0, 0);
-        for task in tasks.iter().flatten().filter(|task| parts_of(task).is_some()) {
-            line += task.units * task.page_count() * page_lines(task);
-            unit += task.units;
-        }
         grow(lines, left, line, unit);
         let (results, counters) = (lines.as_mut_ptr(), left.as_ptr());
         (line, unit) = (0, 0);

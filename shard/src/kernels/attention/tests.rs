@@ -416,10 +416,22 @@ fn fewer_bits_are_near_the_truth() {
 
 #[test]
 fn many_jobs_equal_single_jobs() {
-    let cpu = Cpu::new(Isa::detect(), Pool::new(3, false));
     // More jobs than one batch, decoding and prefilling at once.
     let case = |i: usize| Case { cache: CacheType::ALL[i % 3], ..Case::new(2, 2, 64, 37 * i, 1 + i % 4) };
-    let cases = (0..40).map(case).collect::<Vec<_>>();
+    jobs_equal_single_jobs(&(0..40).map(case).collect::<Vec<_>>());
+}
+
+#[test]
+fn few_long_jobs_are_divided_among_threads_together() {
+    for cache in CacheType::ALL {
+        let long = |start, n| Case { cache, sinks: true, ..Case::new(2, 2, 64, start, n) };
+        jobs_equal_single_jobs(&[long(1_500, 1), long(700, 2)]);
+    }
+}
+
+/// Computes all of them in one call by three threads.
+fn jobs_equal_single_jobs(cases: &[Case]) {
+    let cpu = Cpu::new(Isa::detect(), Pool::new(3, false));
     let stores = cases.iter().map(|case| {
         let (_, k, v) = case.data();
         let mut pages = pages(case.shape(), case.start + case.n);
@@ -428,11 +440,14 @@ fn many_jobs_equal_single_jobs() {
     });
     let stores = stores.collect::<Vec<_>>();
     let queries = cases.iter().map(|case| case.data().0).collect::<Vec<_>>();
+    let sinks = cases.iter().map(Case::sinks).collect::<Vec<_>>();
     let mut outs = queries.iter().map(|q| vec![0.0; q.len()]).collect::<Vec<_>>();
     let mut jobs = Vec::new();
-    for (((case, pages), q), out) in cases.iter().zip(&stores).zip(&queries).zip(&mut outs) {
+    for ((((case, pages), q), sinks), out) in
+        cases.iter().zip(&stores).zip(&queries).zip(&sinks).zip(&mut outs)
+    {
         let (shape, heads, scale) = (case.shape(), case.kv_heads * case.group, case.scale());
-        let (Case { start, n, softcap, window, ahead, .. }, sinks, far) = (*case, None, None);
+        let (Case { start, n, softcap, window, ahead, .. }, sinks, far) = (*case, sinks.as_deref(), None);
         jobs.push(AttentionJob {
             q,
             pages,

@@ -1,6 +1,7 @@
 //! What machines hold, announce and hear.
 
 use scheduler::capability::{Claim, Holding};
+use scheduler::coordinate::Coordinate;
 use scheduler::place::{Advice, Move};
 use scheduler::recover::Failure;
 use scheduler::rng::Rng;
@@ -10,11 +11,15 @@ use scheduler::{Capability, LayerRange, LayerSet, ModelId, NodeId, OperatorId};
 use super::{Body, Happening, Machine, Options, Swarm, TICK_MS, id};
 use crate::storm::stage::Lease;
 
+/// Others that a machine measures before it announces itself.
+const MEASURED: usize = 6;
+
 impl Swarm {
     pub(super) fn announce(&mut self, at: usize) {
         if self.awake(at) != Ok(true) || self.closing {
             return;
         }
+        self.settle(at);
         let machine = &mut self.machines[at];
         machine.sequence += 1;
         let pretended = LayerSet::new(machine.pretends);
@@ -27,8 +32,8 @@ impl Swarm {
             node: id(at),
             operator: OperatorId::numbered(at as u64),
             sequence: machine.sequence,
-            region: self.net.region(at) as u16,
-            access_ms: self.net.access_ms(at),
+            region: 0,
+            access_ms: 0.0,
             up_bytes_per_ms: 1e5,
             down_bytes_per_ms: 1e5,
             draining: false,
@@ -47,20 +52,42 @@ impl Swarm {
             }],
         };
         let Ok(capability) = Capability::try_from(claim) else { return };
-        self.hear(at, capability.clone());
+        let place = self.machines[at].place;
+        self.hear(at, capability.clone(), place);
         for to in (0..self.machines.len()).filter(|to| *to != at) {
             if self.chance.happens(self.options.gossip_loss) || self.net.is_cut(at, to) {
                 continue;
             }
             let when = self.now + 1 + self.chance.below(self.options.gossip_ms as usize) as u64;
-            let body = Box::new(Body::Gossip(Box::new(capability.clone())));
+            let body = Box::new(Body::Gossip(Box::new((capability.clone(), place))));
             self.at(when, Happening::Deliver { to, body });
         }
     }
 
-    pub(super) fn hear(&mut self, at: usize, capability: Capability) {
+    /// A machine measures some others that it hears of, and moves its coordinate by that.
+    fn settle(&mut self, at: usize) {
+        let n = self.machines.len();
+        let turn = self.machines[at].sequence as usize;
+        let mut seen: Vec<(Coordinate, f64)> = Vec::new();
+        for peer in (0..MEASURED.min(n - 1)).map(|nth| (at + 1 + (turn + nth) % (n - 1)) % n) {
+            let up = |other: usize| self.machines[other].health.up;
+            let talk = up(peer) && !self.net.is_cut(at, peer) && !self.net.is_cut(peer, at);
+            let Some(way_ms) = self.net.way_ms(at, peer, up).filter(|_| talk) else { continue };
+            let round_trip_ms = 2.0 * way_ms * (1.0 + 0.05 * self.chance.unit());
+            let view = &mut self.machines[at].view;
+            view.measure(id(at), id(peer), round_trip_ms);
+            // One that does not know where it is counts as sure of nothing.
+            let place = view.get(id(peer)).map(|_| view.coordinate(id(peer)).unwrap_or_default());
+            seen.extend(place.map(|place| (place, round_trip_ms)));
+        }
+        let machine = &mut self.machines[at];
+        machine.place = machine.place.settled(&seen, &mut self.chance);
+    }
+
+    pub(super) fn hear(&mut self, at: usize, capability: Capability, place: Coordinate) {
         let (now, node) = (self.local(at), capability.node());
         let merged = self.machines[at].view.merge(capability, now);
+        self.machines[at].view.place(node, place);
         self.checks.that(merged != Merged::Equivocation, || format!("{node} seems to equivocate"));
         self.report.announcements += u64::from(merged == Merged::Fresh);
     }
@@ -74,9 +101,7 @@ impl Swarm {
             let start = self.chance.below((layers - len.min(layers)) as usize + 1) as u32;
             self.machines[at].moving.wanted = LayerRange::new(start, (start + len).min(layers));
         }
-        let region = self.net.region(at);
-        let movers: Vec<NodeId> =
-            (0..self.options.nodes).filter(|&i| self.net.region(i) == region).map(id).collect();
+        let movers: Vec<NodeId> = (0..self.options.nodes).map(id).collect();
         let machine = &mut self.machines[at];
         machine.moving.ticks += 1;
         machine.view.expire(now);

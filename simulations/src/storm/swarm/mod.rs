@@ -5,6 +5,7 @@ mod faults;
 mod hold;
 mod serve;
 
+use scheduler::coordinate::Coordinate;
 use scheduler::lease::Load;
 use scheduler::place::Keeper;
 use scheduler::recover::{BEACON_MS, Failure};
@@ -13,7 +14,6 @@ use scheduler::session::{Event, Rows, Standbys};
 use scheduler::view::{Geography, SwarmView};
 use scheduler::{Capability, LayerRange, LayerSet, Millis, NodeId, Pipeline, SessionId};
 
-use crate::scale::REGIONS_MS;
 use crate::storm::Report;
 use crate::storm::checks::Checks;
 use crate::storm::net::Net;
@@ -64,7 +64,7 @@ pub(super) enum Body {
         inputs: Vec<u64>,
         home: usize,
     },
-    Gossip(Box<Capability>),
+    Gossip(Box<(Capability, Coordinate)>),
     Opened {
         session: SessionId,
         stage: usize,
@@ -198,6 +198,8 @@ pub(super) struct Machine {
     sequence: u64,
     moving: Moving,
     pub stage: Stage,
+    /// Where it believes to be.
+    place: Coordinate,
     pub view: SwarmView,
     pub asker: Asker,
 }
@@ -247,11 +249,9 @@ impl Swarm {
         let mut chance = Rng::new(options.seed);
         let net = Net::draw(options, &mut chance.fork());
         let mut draw = chance.fork();
-        let base: Vec<f64> = REGIONS_MS.iter().flatten().map(|ms| ms / 2.0).collect();
         let held = hold::windows(options, &mut draw);
         let machines = (0..options.nodes + options.requesters).map(|at| {
             let serves = at < options.nodes;
-            let geography = Geography::new(REGIONS_MS.len(), base.clone());
             let (slots, kv) = if serves { (options.slots, options.kv) } else { (64, 1 << 20) };
             let pretends = draw.happens(options.pretenders) && serves;
             let start = draw.below(options.layers as usize) as u32;
@@ -271,7 +271,8 @@ impl Swarm {
                 sequence: 0,
                 moving: Moving::default(),
                 stage: Stage::new(held[at].clone(), slots, kv),
-                view: SwarmView::new(geography.unwrap_or_else(|| Geography::flat(50.0))),
+                place: Coordinate::default(),
+                view: SwarmView::new(Geography::around(50.0)),
                 asker: Asker::default(),
             }
         });

@@ -32,7 +32,7 @@ impl Server<'_> {
                 }
                 self.swarm.checks.memory(self.swarm.now, to, &mut self.swarm.machines[to].stage);
             }
-            Body::Gossip(capability) => self.swarm.hear(to, *capability),
+            Body::Gossip(said) => self.swarm.hear(to, said.0, said.1),
             Body::Opened { session, stage, epoch, have, load } => {
                 self.swarm.requester(to).opened(session, stage, epoch, have, load);
             }

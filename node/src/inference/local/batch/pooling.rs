@@ -4,8 +4,8 @@
 //! each pass of the answers. So a long list of texts costs answers under way at most one prompt's chunk per token, and a
 //! text's vector has the same bits whatever runs beside it.
 //!
-//! Bounds: waiting requests count as jobs do ([`super::MAX_WAITING`]); the caches of the request being served count as those of
-//! sessions do; a request whose asker is gone is dropped before the next pass.
+//! Bounds: waiting requests count as jobs do ([`super::MAX_WAITING`]); the caches of the request being served, and the rows of an
+//! encoder's longest text, count as those of sessions do; a request whose asker is gone is dropped before the next pass.
 
 use std::collections::VecDeque;
 
@@ -76,6 +76,11 @@ impl Pooling {
         self.current.is_none() && self.waiting.is_empty()
     }
 
+    /// Tokens of the longest text of the request being served.
+    pub(super) fn longest(&self) -> usize {
+        self.current.as_ref().map_or(0, |current| longest(&current.texts.inputs))
+    }
+
     /// Bytes that the request being served may fill.
     pub(super) fn reserved_bytes(&self) -> usize {
         self.current.as_ref().map_or(0, |current| current.reserved_bytes)
@@ -98,7 +103,8 @@ impl Pooling {
             return true;
         }
         let Some(texts) = self.waiting.front() else { return true };
-        let reserved_bytes = most_bytes(&texts.inputs, room.position_bytes);
+        let reserved_bytes =
+            most_bytes(&texts.inputs, room.position_bytes) + longest(&texts.inputs) * room.row_bytes;
         if !room.has(reserved_bytes) {
             return false;
         }
@@ -130,6 +136,10 @@ impl Pooling {
             }
         }
     }
+}
+
+fn longest(inputs: &[Vec<u32>]) -> usize {
+    inputs.iter().map(Vec::len).max().unwrap_or_default()
 }
 
 /// Bytes of the caches of the [`LANES`] longest texts.
@@ -214,10 +224,11 @@ mod tests {
         let (second, gone) = texts(&[1]);
         pooling.push(first);
         pooling.push(second);
-        let room = |used_bytes| Room { used_bytes, limit_bytes: 1_000, position_bytes: 5 };
+        let room = |used_bytes| Room { used_bytes, limit_bytes: 1_000, position_bytes: 3, row_bytes: 2 };
         assert!(!pooling.admit(room(501)), "what waits for room keeps later ones from it");
         assert!(pooling.admit(room(500)));
         assert_eq!((pooling.reserved_bytes(), pooling.waiting()), (500, 1));
+        assert_eq!(pooling.longest(), 100);
         drop(kept);
         drop(gone);
         assert!(pooling.admit(room(0)));

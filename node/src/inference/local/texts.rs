@@ -1,0 +1,118 @@
+//! Texts whose vectors or scores are wanted, as token ids that fit the context.
+
+use std::sync::{Arc, Weak};
+
+use api::inference::{EmbedRequest, Failure, Prompt, RerankRequest};
+use shard::{
+    executor::Pooling,
+    kernels::math,
+    tokenizer::{Encode, MAX_TEXT_BYTES},
+};
+
+use super::{Ready, encode};
+use crate::model::Model;
+
+/// Bytes of a query and all its documents: encoding so much takes seconds.
+const MAX_RANKED_BYTES: usize = 4 * MAX_TEXT_BYTES;
+
+/// Who waits for texts to be encoded, or does not any more.
+pub(super) struct Asker(Weak<()>);
+
+impl Asker {
+    /// Of a request that `waits` lives as long as.
+    pub(super) fn of(waits: &Arc<()>) -> Self {
+        Self(Arc::downgrade(waits))
+    }
+
+    /// # Errors
+    /// When the answer would not be read.
+    fn check(&self) -> Result<(), Failure> {
+        match self.0.strong_count() {
+            0 => Err(Failure::Internal { why: "the client is gone".into() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Ready {
+    /// The texts of a request as token ids that fit the context.
+    pub(super) fn texts(&self, request: &EmbedRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
+        Pooling::of(self.model.gguf.metadata()).map_err(|why| Failure::invalid("model", why.to_string()))?;
+        let context = self.model.ctx;
+        let text = |(index, input): (usize, &Prompt)| {
+            asker.check()?;
+            let mut ids = encode(&self.model, input, "input")?;
+            if ids.len() > context && !request.truncate {
+                let n = ids.len();
+                let why = format!("text {index} has {n} tokens, this model takes {context} here; shorten it");
+                return Err(Failure::invalid("input", why));
+            }
+            shorten(&mut ids, context, self.model.tokenizer.closing());
+            Ok(ids)
+        };
+        request.inputs.iter().enumerate().map(text).collect()
+    }
+
+    /// The query with each document as token ids that fit the context. Documents may be cut, the query may not: where it leaves them
+    /// no room their scores would say nothing.
+    pub(super) fn pairs(&self, request: &RerankRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
+        let Model { tokenizer, gguf, executor, ctx, .. } = &self.model;
+        if executor.blueprint().head.rank.is_none() || !Pooling::ranks(gguf.metadata()) {
+            let name = &self.info.name;
+            let why = format!(
+                "{name} ranks no texts: serve a cross-encoder, whose file says `pooling_type` 4, or compare vectors of \
+                 /v1/embeddings"
+            );
+            return Err(Failure::invalid("model", why));
+        }
+        let bytes = request.query.len() + request.documents.iter().map(String::len).sum::<usize>();
+        if bytes > MAX_RANKED_BYTES {
+            let why =
+                format!("{bytes} bytes of texts, at most {MAX_RANKED_BYTES} at once: send fewer documents");
+            return Err(Failure::invalid("documents", why));
+        }
+        // Of what cannot fit only so much is looked at that it does not.
+        let encode = |field, text: &str| {
+            let ids = tokenizer.encode(tokenizer.beginning(text, *ctx), Encode::PLAIN);
+            ids.map_err(|error| Failure::invalid(field, error.to_string()))
+        };
+        let query = encode("query", &request.query)?;
+        let room = ctx.saturating_sub(tokenizer.join(&query, &[]).len());
+        if room == 0 {
+            let n = query.len();
+            let why = format!(
+                "the query has {n} tokens and leaves no room for a document: this model takes {ctx} here"
+            );
+            return Err(Failure::invalid("query", why));
+        }
+        let pair = |(index, document): (usize, &String)| {
+            asker.check()?;
+            let mut document = encode("documents", document)?;
+            if document.len() > room && !request.truncate {
+                let n = tokenizer.join(&query, &document).len();
+                let why = format!(
+                    "document {index} has {n} tokens with the query, this model takes {ctx} here; shorten it, or send \
+                     `truncate`"
+                );
+                return Err(Failure::invalid("documents", why));
+            }
+            document.truncate(room);
+            Ok(tokenizer.join(&query, &document))
+        };
+        request.documents.iter().enumerate().map(pair).collect()
+    }
+}
+
+/// A score as a probability.
+pub(super) fn probability(score: f32) -> f32 {
+    math::sigmoid_f32(score)
+}
+
+/// Cuts a text to `context` tokens. The token that closes texts stays at its end: a model that pools there reads it.
+pub(super) fn shorten(ids: &mut Vec<u32>, context: usize, closing: Option<u32>) {
+    let closing = closing.filter(|_| ids.len() > context && ids.last().copied() == closing);
+    ids.truncate(context);
+    if let (Some(closing), Some(last)) = (closing, ids.last_mut()) {
+        *last = closing;
+    }
+}
