@@ -29,14 +29,9 @@ fn published_vocabularies_agree_on_every_string() {
     files.sort();
     for path in files {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let tokenizer = match open(&path) {
-            Ok(tokenizer) => tokenizer,
-            Err(shard::Error::Unsupported { what }) if what.starts_with("tokenizer bert") => {
-                println!("skipped: {name}: {what}");
-                continue;
-            }
-            Err(error) => panic!("{name}: {error}"),
-        };
+        let tokenizer = open(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        // WordPiece folds spaces, accents and mostly case, so a text does not come back.
+        let folds = name.contains("bert");
         let text = std::fs::read_to_string(format!("{}.inp", path.display())).unwrap();
         let expected = std::fs::read_to_string(format!("{}.out", path.display())).unwrap();
         let strings: Vec<&str> = text.split_terminator("\n__ggml_vocab_test__\n").collect();
@@ -44,7 +39,7 @@ fn published_vocabularies_agree_on_every_string() {
         for (text, line) in strings.iter().zip(expected.lines()) {
             let ids: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
             assert_eq!(tokenizer.encode(text, Encode::PLAIN).unwrap(), ids, "{name}: {text:?}");
-            assert_eq!(tokenizer.decode(&ids), *text, "{name}");
+            assert!(folds || tokenizer.decode(&ids) == *text, "{name}: {text:?}");
         }
         println!("{name}: {} strings", strings.len());
     }
