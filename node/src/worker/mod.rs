@@ -31,6 +31,9 @@ mod assigned;
 mod batcher;
 mod drafts;
 mod echo;
+mod fastest;
+#[cfg(debug_assertions)]
+mod fault;
 mod handle;
 mod identity;
 pub mod ipc;
@@ -44,6 +47,7 @@ mod room;
 mod sample_loop;
 mod session;
 mod shared;
+pub mod watch;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -63,8 +67,9 @@ use shard::{
 
 pub use assigned::Assigned;
 pub use drafts::{DraftSeat, DraftTo, MAX_DRAFTS};
+pub use fastest::{failed, spawn_fastest};
 pub use handle::{Worker, spawn};
-pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Want};
+pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Trouble, Want};
 pub use poison::PoisonGuard;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 pub use room::Room;
@@ -112,6 +117,8 @@ pub struct Spec {
     pub isa: Option<String>,
     /// What computes.
     pub device: DeviceName,
+    /// Whether that is tried for `--device auto`, which takes no software device.
+    pub tried: bool,
     /// Room for caches, bytes.
     pub kv_bytes: u64,
     /// Of which these workers together take no more than there is.
@@ -130,6 +137,11 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// Whether what computes has a driver that may fail.
+    pub fn is_on_gpu(&self) -> bool {
+        !matches!(self.device, DeviceName::Cpu | DeviceName::CandleCpu | DeviceName::Auto)
+    }
+
     /// All of the model in `source`: sessions of 4096 positions, 1 GiB of caches, all cores.
     pub fn new(source: Source) -> Self {
         Self {
@@ -141,6 +153,7 @@ impl Spec {
             threads: None,
             isa: None,
             device: DeviceName::Auto,
+            tried: false,
             kv_bytes: 1 << 30,
             room: Room::default(),
             pin: true,
@@ -193,6 +206,8 @@ pub struct Ready {
     pub costs: Option<LayerCosts>,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
+    /// What computes, in words.
+    pub device: String,
     /// Whether states go back to any position ([`shard::models::Blueprint::goes_back`]).
     pub goes_back: bool,
     /// Whether rows may see a window of positions alone.
@@ -229,6 +244,7 @@ impl Ready {
             layer_bytes: 0,
             costs: None,
             class: Class::Approx,
+            device: String::new(),
             goes_back: true,
             attends_window: false,
             attends_sparse: false,
@@ -470,6 +486,9 @@ impl fmt::Display for Fault {
             Self::Poison => f.write_str(
                 "two workers died while they computed this session: it is given up, change the prompt",
             ),
+            Self::Lost(why) => {
+                write!(f, "the device failed ({why}): `--device cpu` computes the same without it")
+            }
             Self::Dead(why) => write!(f, "the worker is gone ({why}): start another"),
         }
     }

@@ -14,12 +14,14 @@ use std::{
 };
 
 use api::inference::ModelInfo;
+use p2p::wire::announce::Class;
 use scheduler::{
     LayerRange, ModelId, NodeId,
     forecast::Forecast,
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
+use shard::executor::DeviceName;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -33,13 +35,15 @@ use crate::{
     inference::local,
     reports::FetchReport,
     sessions::SessionTable,
-    worker::{self, Ready, Worker},
+    worker::{self, Ready, Trouble, Worker},
 };
 
 /// A worker that lived this long did not die of its start.
 const GROWN_UP: Duration = Duration::from_secs(60);
 /// Pause before the third worker in a row that died young; doubles from there.
 const RESTART_MS: u64 = 250;
+/// Deaths of young workers in a row after which a GPU counts as lost: its driver ends them.
+const MOST_ON_GPU: u32 = 2;
 /// Where the doubling ends: 64 s.
 const MOST_YOUNG_DEATHS: u32 = 10;
 
@@ -88,6 +92,12 @@ struct Life {
     pump: Option<JoinHandle<()>>,
     /// The worker that it replaced, until its last session has ended.
     before: Option<Going>,
+    /// What a device was found to be, for people.
+    trouble: Option<String>,
+    /// Whether what the present worker said of its device has been heeded.
+    is_heeded: bool,
+    /// Whether the next worker computes otherwise than the one that `Held::ready` is of.
+    is_other: bool,
 }
 
 /// A worker that ends with its last session.
@@ -97,19 +107,28 @@ struct Going {
     gone: JoinHandle<()>,
 }
 
-/// A worker that was started where one had died.
+/// A worker that was to be started where one had died.
 pub(crate) struct Restarted {
     /// Of which model.
     place: usize,
     /// The process number of the one that died.
     pid: u32,
-    worker: Worker,
-    pump: JoinHandle<()>,
+    /// It, what it computes on and how fast, and what carries its outputs; or why there is none.
+    started: Result<(Worker, Ready, JoinHandle<()>), String>,
 }
 
 impl Life {
     fn begin() -> Self {
-        Self { born: Instant::now(), young_deaths: 0, step: 0, pump: None, before: None }
+        Self {
+            born: Instant::now(),
+            young_deaths: 0,
+            step: 0,
+            pump: None,
+            before: None,
+            trouble: None,
+            is_heeded: false,
+            is_other: false,
+        }
     }
 }
 
@@ -146,8 +165,8 @@ impl Held {
     ) -> Result<(Self, mpsc::Receiver<worker::Output>)> {
         let layers = with_ends(&serve, num_layers);
         let mut spec = worker::Spec { layers, ..spec };
-        let (worker, ready, outputs) =
-            worker::spawn_rehearsed(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
+        let spawned = worker::spawn_fastest(&mut spec).await;
+        let ((worker, ready, outputs), trouble) = spawned.map_err(|e| Error::Failed(e.to_string()))?;
         // Another worker on this machine computes the same bits.
         spec.class = Some(ready.class);
         let held = Self {
@@ -160,7 +179,7 @@ impl Held {
             came_true: Default::default(),
             fetching: None,
             worker: watch::Sender::new(worker),
-            life: Life::begin(),
+            life: Life { trouble, ..Life::begin() },
             loaded: ready.layers.clone(),
             served: serve,
             file_bytes,
@@ -187,9 +206,62 @@ impl Held {
         }
     }
 
+    /// What is wrong with the device that this was to be computed on, for people.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.life.trouble.as_deref()
+    }
+
+    /// Notes in what way the worker died, and what the next one does otherwise.
+    fn heed(&mut self, is_young: bool) {
+        let life = &mut self.life;
+        life.young_deaths = if is_young { (life.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
+        let told = self.worker.borrow().trouble().filter(|_| !life.is_heeded);
+        life.is_heeded = true;
+        let ended = || Trouble::Lost(format!("its worker ended {MOST_ON_GPU} times soon after its start"));
+        let is_too_often = self.spec.is_on_gpu() && life.young_deaths >= MOST_ON_GPU;
+        if let Some(trouble) = told.or_else(|| is_too_often.then(ended)) {
+            self.learn(trouble);
+        }
+    }
+
+    /// What the next worker does otherwise than the one that ended with `trouble`.
+    fn learn(&mut self, trouble: Trouble) {
+        let (name, device) = (&self.about.name, self.spec.device);
+        let told = match trouble {
+            Trouble::Lost(why) => {
+                tracing::warn!(model = name, %device, why, "the device failed: the processor computes from now on");
+                (self.spec.device, self.spec.class) = (DeviceName::Cpu, None);
+                self.life.young_deaths = 0;
+                worker::failed(device, &why)
+            }
+            Trouble::Inexact(why) => {
+                tracing::warn!(model = name, %device, why, "the device computes other bits: it is of class approx");
+                self.spec.class = Some(Class::Approx);
+                format!("{device} is of class approx ({why})")
+            }
+        };
+        self.life.trouble = Some(told);
+        self.life.is_other = true;
+    }
+
+    /// Whether a worker on `device`, which found itself of `class`, is one that this model has a use for: not where another worker
+    /// found otherwise while it was loaded.
+    pub(crate) fn takes(&self, device: DeviceName, class: Class) -> bool {
+        let is_known = self.spec.class.is_none_or(|known| known == class);
+        self.life.trouble.is_none() || device == self.spec.device && is_known
+    }
+
+    /// What became of the device that a worker was to be started on, for people.
+    pub(crate) fn note(&mut self, trouble: Option<String>) {
+        if trouble.is_some() {
+            self.life.trouble = trouble;
+        }
+    }
+
     /// Another worker of the same model has started.
     pub(crate) fn replace(&mut self, worker: Worker) {
         self.life.born = Instant::now();
+        self.life.is_heeded = false;
         self.worker.send_replace(worker);
     }
 
@@ -422,42 +494,67 @@ impl Models {
     /// started ever more rarely.
     pub(crate) fn restart_worker(&mut self, pid: u32) {
         let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
+        let Some(held) = self.place_mut(place) else { return };
+        let is_young = held.life.born.elapsed() < GROWN_UP;
+        held.heed(is_young);
+        self.start_another(place, pid);
+    }
+
+    /// Starts a worker in the place of number `pid`, after a rest if many died young.
+    fn start_another(&mut self, place: usize, pid: u32) {
         let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
         let Some(held) = self.place_mut(place) else { return };
-        let life = &mut held.life;
-        let young = life.born.elapsed() < GROWN_UP;
-        life.young_deaths = if young { (life.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
-        let pause = Duration::from_millis(match life.young_deaths {
+        let pause = Duration::from_millis(match held.life.young_deaths {
             0 | 1 => 0,
             n => RESTART_MS << (n - 2),
         });
         tracing::warn!(model = held.about.name, ?pause, "the worker died; starting another");
-        let spec = held.spec.clone();
+        let (spec, is_other) = (held.spec.clone(), held.life.is_other);
         tokio::spawn(async move {
             sleep(pause).await;
-            match worker::spawn(spec).await {
-                Ok((worker, _, outputs)) => {
-                    let pump = tokio::spawn(pump(outputs, worker.pid(), table, deaths));
-                    let _ = restarts.send(Restarted { place, pid, worker, pump }).await;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "no worker");
-                    let _ = deaths.send(pid).await;
-                }
-            }
+            let spawned =
+                if is_other { worker::spawn_rehearsed(spec).await } else { worker::spawn(spec).await };
+            let started = spawned.map(|(worker, ready, outputs)| {
+                let pump = tokio::spawn(pump(outputs, worker.pid(), table, deaths));
+                (worker, ready, pump)
+            });
+            let started = started.map_err(|fault| fault.to_string());
+            let _ = restarts.send(Restarted { place, pid, started }).await;
         });
     }
 
-    /// A worker has started in the place of one that died, unless another took that place meanwhile.
-    pub(crate) fn restarted(&mut self, restarted: Restarted) {
-        let Restarted { place, pid, worker, pump } = restarted;
-        match self.place_mut(place) {
-            Some(held) if held.worker.borrow().pid() == pid => {
-                held.replace(worker);
-                held.life.pump = Some(pump);
+    /// A worker has started in the place of one that died, unless another took that place meanwhile, or could not be started.
+    /// Whether it is another kind of worker, which others should hear of.
+    pub(crate) fn restarted(&mut self, restarted: Restarted) -> bool {
+        let Restarted { place, pid, started } = restarted;
+        let held = self.place_mut(place).filter(|held| held.worker.borrow().pid() == pid);
+        let (held, (worker, ready, pump)) = match (held, started) {
+            (Some(held), Ok(started)) => (held, started),
+            (Some(held), Err(why)) => {
+                tracing::error!(why, "no worker");
+                if held.spec.is_on_gpu() {
+                    held.learn(Trouble::Lost(why));
+                } else {
+                    held.heed(true);
+                }
+                self.start_another(place, pid);
+                return false;
             }
-            _ => worker.kill(),
+            (None, Ok((worker, ..))) => {
+                worker.kill();
+                return false;
+            }
+            (None, Err(_)) => return false,
+        };
+        held.replace(worker);
+        held.life.pump = Some(pump);
+        if !std::mem::take(&mut held.life.is_other) {
+            return false;
         }
+        held.spec.class = Some(ready.class);
+        held.auditor = Auditor::new(&held.spec, held.id, ready.class);
+        held.ready = ready;
+        true
     }
 
     /// Carries the outputs of another worker to their sessions.
