@@ -47,7 +47,6 @@ mod room;
 mod sample_loop;
 mod session;
 mod shared;
-pub mod watch;
 
 use std::{fmt, path::PathBuf, time::Duration};
 

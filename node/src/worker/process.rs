@@ -31,11 +31,10 @@ use super::{
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
     load::{self, Loaded},
     probe::{self, Times},
-    watch,
 };
 use crate::{
     Error, Result,
-    confine::{self, Confinement, Purpose, descriptors},
+    confine::{self, Confinement, Purpose, descriptors, watch},
 };
 
 /// Frames between two threads.

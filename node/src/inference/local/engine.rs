@@ -35,10 +35,9 @@ use super::{
 use crate::{
     Error, Result,
     cli::EngineArgs,
-    confine::{self, Purpose, descriptors},
+    confine::{self, Purpose, descriptors, watch},
     library::Located,
     model::{self, Model},
-    worker::watch,
 };
 
 /// Messages on the way to the parent; a full channel stops the answers that have more to say.

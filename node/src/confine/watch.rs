@@ -9,8 +9,6 @@ use std::{io, thread, time::Duration};
 use rustix::process::{Signal, getpid, kill_process};
 use shard::executor;
 
-use crate::confine;
-
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(200);
 /// The daemon has this long to read the last words.
@@ -21,7 +19,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// # Errors
 /// Those of the system, which starts a thread.
 pub fn start(device: &str, say: impl FnOnce(String) + Send + 'static) -> io::Result<()> {
-    if confine::computes_on_processors(device) {
+    if super::computes_on_processors(device) {
         return Ok(());
     }
     thread::Builder::new().name("watch".into()).spawn(move || {
