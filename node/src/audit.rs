@@ -17,7 +17,7 @@ use scheduler::{LayerRange, ModelId, SessionId, SessionKind};
 use shard::executor::DeviceName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::worker::{self, Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want};
+use crate::worker::{self, Body, DraftIds, Job, JobInput, Measure, OpenSession, Source, Spec, Want};
 
 /// Rows of one job.
 const ROWS: u32 = 128;
@@ -81,7 +81,7 @@ impl Auditor {
         // The processor has the same bits, and memory of a GPU is for what is served.
         let own = if spec.is_on_gpu() { None } else { spec.class };
         let (guard, device) = (worker::PoisonGuard::default(), DeviceName::Cpu);
-        let spec = Spec { guard, device, class: own, measure: false, room, ..spec.clone() };
+        let spec = Spec { guard, device, class: own, measure: Measure::Nothing, room, ..spec.clone() };
         (whole && class == Class::D1).then(|| Self {
             spec,
             model,

@@ -142,7 +142,10 @@ fn a_device_left_open_is_measured_against_the_processor() {
     let folder = TempDir::new().unwrap();
     let log = folder.path().join("log");
     let node = Node::start_as(&folder.path().join("auto"), &["--layers", "1..7"], |command| {
-        command.env("SHOAL_GPU_FAULT", "measure").env("RUST_LOG", "info").stderr(File::create(&log).unwrap());
+        command
+            .env("SHOAL_GPU_FAULT", "measure")
+            .env("SHOAL_LOG", "info")
+            .stderr(File::create(&log).unwrap());
     });
     let model = node.ask(&["status"])["model"].take();
     assert_eq!(model["class"], "d1", "{model}");

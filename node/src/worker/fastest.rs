@@ -14,7 +14,7 @@ use p2p::wire::announce::Class;
 use shard::executor::{DeviceName, GpuName};
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{Fault, Output, Ready, Spec, Worker, spawn_rehearsed};
+use super::{Fault, Measure, Output, Ready, Spec, Worker, spawn_rehearsed};
 
 /// Tokens of the prompt that decides.
 const PROMPT: f64 = 256.0;
@@ -53,8 +53,8 @@ pub fn failed(device: DeviceName, why: &str) -> String {
 async fn measured(spec: &mut Spec) -> Result<(Spawned, Option<String>), Fault> {
     let gpu = DeviceName::Gpu(GpuName { rest_on_cpu: true, ..GpuName::numbered(0) });
     // The processor's threads are measured on cores of their own.
-    let on_gpu = Spec { device: gpu, tried: true, class: None, pin: false, ..spec.clone() };
-    let (device, trouble) = match timeout(TRIAL, spawn_rehearsed(on_gpu.clone())).await {
+    let on_gpu = Spec { device: gpu, measure: Measure::Trial, class: None, pin: false, ..spec.clone() };
+    let (device, trouble) = match timeout(TRIAL, spawn_rehearsed(on_gpu)).await {
         Ok(Ok(spawned)) if spawned.1.class == Class::D1 => (Some(spawned), None),
         Ok(Ok((worker, ..))) => {
             worker.kill();
@@ -70,22 +70,22 @@ async fn measured(spec: &mut Spec) -> Result<(Spawned, Option<String>), Fault> {
     };
     trouble.iter().for_each(|trouble| tracing::warn!("{trouble}"));
     let on_cpu = Spec { device: DeviceName::Cpu, ..spec.clone() };
-    let (device, processor) = match (device, spawn_rehearsed(on_cpu.clone()).await) {
+    let (device, processor) = match (device, spawn_rehearsed(on_cpu).await) {
         (Some(device), Ok(processor)) => (device, processor),
         (Some(device), Err(fault)) => {
             tracing::info!(%gpu, %fault, "the processor does not compute this model: the device does");
-            *spec = on_gpu;
+            spec.device = gpu;
             return Ok((device, None));
         }
         (None, processor) => {
-            *spec = on_cpu;
+            spec.device = DeviceName::Cpu;
             return Ok((processor?, trouble));
         }
     };
     let [gpu_ms, cpu_ms] = [&device, &processor].map(|(_, ready, _)| request_ms(ready));
     let is_faster = gpu_ms < cpu_ms;
     let (faster, slower) = if is_faster { (device, processor) } else { (processor, device) };
-    *spec = if is_faster { on_gpu } else { on_cpu };
+    spec.device = if is_faster { gpu } else { DeviceName::Cpu };
     tracing::info!(%gpu, gpu_ms, cpu_ms, chosen = %spec.device, "a request was measured on both");
     slower.0.kill();
     Ok((faster, None))

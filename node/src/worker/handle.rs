@@ -31,8 +31,8 @@ use tokio::{
 };
 
 use super::{
-    Conduct, DraftSeat, DraftTo, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS,
-    OpenSession, Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
+    Conduct, DraftSeat, DraftTo, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, Measure,
+    OUTPUTS, OpenSession, Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell, Trouble},
     room::Keeps,
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
@@ -159,11 +159,11 @@ fn load(spec: &Spec, threads: usize, cores: Option<&Cores>, file: Option<&Locate
         threads: Some(threads as u32),
         isa: spec.isa.clone(),
         device: spec.device.to_string(),
-        tried: spec.tried,
+        tried: spec.measure == Measure::Trial,
         kv_bytes: spec.kv_bytes,
         processors: processors.iter().map(|processor| *processor as u32).collect(),
         nice: spec.nice,
-        measure: spec.measure,
+        measure: spec.measure != Measure::Nothing,
     })
 }
 

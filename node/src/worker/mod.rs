@@ -95,6 +95,17 @@ pub enum Source {
     File(PathBuf),
 }
 
+/// What a worker measures at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Nothing.
+    Nothing,
+    /// How fast it computes.
+    Speed,
+    /// The same, of a device that is tried for `--device auto`, which takes no software device.
+    Trial,
+}
+
 /// What a worker is started for.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -116,8 +127,6 @@ pub struct Spec {
     pub isa: Option<String>,
     /// What computes.
     pub device: DeviceName,
-    /// Whether that is tried for `--device auto`, which takes no software device.
-    pub tried: bool,
     /// Room for caches, bytes.
     pub kv_bytes: u64,
     /// Of which these workers together take no more than there is.
@@ -128,7 +137,7 @@ pub struct Spec {
     pub nice: bool,
     /// Whether it measures its speed at load. One that is not announced need not: it is most of what starting one
     /// with few layers takes.
-    pub measure: bool,
+    pub measure: Measure,
     /// The program to start as `PROGRAM worker`; `None` for this one.
     pub program: Option<PathBuf>,
     /// Who remembers which sessions were being computed when a worker died; shared by all workers of a daemon.
@@ -152,12 +161,11 @@ impl Spec {
             threads: None,
             isa: None,
             device: DeviceName::Auto,
-            tried: false,
             kv_bytes: 1 << 30,
             room: Room::default(),
             pin: true,
             nice: false,
-            measure: true,
+            measure: Measure::Speed,
             program: None,
             guard: PoisonGuard::default(),
         }

@@ -42,7 +42,8 @@ use super::{
     growth::{Step, Steps},
     initial_placement::lacking,
     pull::{Pulls, apart},
-    workers::{Models, Weights},
+    weights::Weights,
+    workers::Models,
 };
 use crate::{
     Error, Result,

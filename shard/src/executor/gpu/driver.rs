@@ -7,11 +7,9 @@
 //! ended for as long as the most patient of them allows.
 
 use std::{
-    sync::Mutex,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-
-use super::device::locked;
 
 /// The calls that are under way.
 static CALLS: Mutex<Calls> = Mutex::new(Calls { count: 0, moved: None, allowed: Duration::ZERO });
@@ -41,6 +39,10 @@ impl Calls {
     }
 }
 
+fn calls() -> MutexGuard<'static, Calls> {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A call into a driver, over when it is dropped.
 #[derive(Debug)]
 #[must_use = "the call is over when this is dropped"]
@@ -49,20 +51,20 @@ pub struct Call(());
 impl Call {
     /// One that may last `allowed`.
     pub fn begin(allowed: Duration) -> Self {
-        locked(&CALLS).begin(Instant::now(), allowed);
+        calls().begin(Instant::now(), allowed);
         Self(())
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        locked(&CALLS).end(Instant::now());
+        calls().end(Instant::now());
     }
 }
 
 /// How long a driver has not come back from a call that should have been over; `None` while all is well.
 pub fn overdue() -> Option<Duration> {
-    locked(&CALLS).overdue(Instant::now())
+    calls().overdue(Instant::now())
 }
 
 #[cfg(test)]
