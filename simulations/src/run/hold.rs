@@ -152,6 +152,7 @@ impl Run<'_> {
                 others: &others,
                 movers: &movers,
                 tick: (self.now / CONSIDER_MS) as u64,
+                state: self.chooser.view.epoch(),
             };
             match self.placed.keepers[at].tick(Millis(self.now as u64), &choice) {
                 Advice::Stay => self.world.machines[at].withdrawn = None,

@@ -34,6 +34,9 @@ use crate::{
 
 /// How often it is looked.
 const TICK_MS: u64 = 2_000;
+/// How long one of those who may move has the turn, the same minute of the time of day for all. Clocks that differ by more let
+/// two move at once, which costs no layer its last holder.
+const TURN_MS: u64 = 60_000;
 /// How much faster the keeper's clock runs while a layer is bare: then it settles in 15 s. Slower and everybody waits; much
 /// faster and an announcement under way is not waited for.
 const HURRY: u64 = 12;
@@ -58,7 +61,6 @@ pub(crate) struct Placing {
     looked: Millis,
     /// The keeper's clock.
     clock: Millis,
-    ticks: u64,
     withdrawn: Option<LayerRange>,
     loading: bool,
     /// Ready, and since when it waits for sessions to end.
@@ -73,7 +75,6 @@ impl Placing {
             keeper: Keeper::lasting(u64::from(TTL_MS)),
             looked: Millis(0),
             clock: Millis(0),
-            ticks: 0,
             withdrawn: None,
             loading: false,
             waiting: None,
@@ -92,6 +93,8 @@ impl Placing {
 /// What another node holds and how fast it is.
 struct Other {
     node: NodeId,
+    /// The number of its announcement.
+    sequence: u64,
     held: LayerSet,
     layer_ms: f64,
 }
@@ -112,6 +115,16 @@ fn scarcest_tps<'a>(
         holds.map(|(held, layer_ms)| 1e3 / (layer_ms * weight(held))).sum()
     };
     (1..num_layers.saturating_sub(1)).map(gives).fold(f64::INFINITY, f64::min)
+}
+
+/// The number of the turn in which it is `unix_ms`, the same for all nodes that are in the same hurry.
+fn turn(unix_ms: u64, hurry: u64) -> u64 {
+    unix_ms * hurry / TURN_MS
+}
+
+/// Which announcements of the others are believed: another number with each that comes or goes.
+fn heard(others: &[Other]) -> u64 {
+    others.iter().fold(0, |sum, other| sum.wrapping_add(other.sequence))
 }
 
 /// Holders of each layer.
@@ -154,8 +167,9 @@ impl Serving {
         self.models.first.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
     }
 
-    /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change.
-    pub(crate) fn place(&mut self, view: &Viewing) -> bool {
+    /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change. At `unix_ms` of
+    /// the time of day.
+    pub(crate) fn place(&mut self, view: &Viewing, unix_ms: u64) -> bool {
         let now = self.node.now();
         let switched = self.switch_when_quiet(now, view);
         let num_layers = self.models.first.ready.num_layers;
@@ -178,10 +192,11 @@ impl Serving {
         let (advised, present_tps, advised_tps) = advise(num_layers, &room, &own, own_ms, &others);
         let holders = holders(num_layers, &others);
         let movers = self.movers(&own, &others, &holders);
+        let heard = heard(&others);
         let placing = &mut self.placing;
         placing.looked = now;
-        placing.ticks += 1;
-        placing.clock = Millis(placing.clock.0 + since * if present_tps == 0.0 { HURRY } else { 1 });
+        let hurry = if present_tps == 0.0 { HURRY } else { 1 };
+        placing.clock = Millis(placing.clock.0 + since * hurry);
         let choice = Move {
             node: self.node.me,
             held: &own,
@@ -190,7 +205,8 @@ impl Serving {
             advised_tps,
             others: &holders,
             movers: &movers,
-            tick: placing.ticks,
+            tick: turn(unix_ms, hurry),
+            state: if hurry > 1 { placing.clock.0 } else { heard },
         };
         let advice = placing.keeper.tick(placing.clock, &choice);
         let withdrawn = match advice {
@@ -213,7 +229,8 @@ impl Serving {
             let capability = view.swarm.get(*node)?;
             let holding =
                 capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
-            Some(Other { node: *node, held: holding.loaded_set(), layer_ms: holding.decode_ms })
+            let sequence = capability.claim().sequence;
+            Some(Other { node: *node, sequence, held: holding.loaded_set(), layer_ms: holding.decode_ms })
         };
         view.facts.keys().filter_map(of).collect()
     }
@@ -310,7 +327,7 @@ mod tests {
     }
 
     fn other(node: u64, start: u32, end: u32) -> Other {
-        Other { node: NodeId::numbered(node), held: set(start, end), layer_ms: 1.0 }
+        Other { node: NodeId::numbered(node), sequence: 1, held: set(start, end), layer_ms: 1.0 }
     }
 
     #[test]
@@ -362,6 +379,26 @@ mod tests {
         assert!(leaves_bare(&own, target, &holders(8, &[other(1, 2, 4)])), "layer 1 is its own alone");
         assert!(leaves_bare(&own, target, &holders(8, &[])));
         assert!(!leaves_bare(&set(3, 5), target, &holders(8, &[])), "nothing is left");
+    }
+
+    #[test]
+    fn the_turn_is_the_same_for_all_nodes_whenever_they_started() {
+        let at = 1_700_000_040_000;
+        assert_eq!(turn(at, 1), turn(at + TURN_MS - 20_001, 1));
+        assert_eq!(turn(at, 1) + 1, turn(at + TURN_MS, 1));
+        // Whose keeper's clock runs faster sees more turns, but all see the same.
+        assert_eq!(turn(at, HURRY) + HURRY, turn(at + TURN_MS, HURRY));
+    }
+
+    #[test]
+    fn a_state_is_another_with_each_announcement() {
+        let others = || vec![other(1, 1, 4), other(2, 4, 7)];
+        let state = heard(&others());
+        assert_eq!(heard(&others()), state);
+        let mut newer = others();
+        newer[1].sequence += 1;
+        assert_ne!(heard(&newer), state);
+        assert_ne!(heard(&others()[..1]), state);
     }
 
     #[test]
