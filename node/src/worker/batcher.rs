@@ -64,7 +64,7 @@ impl<'m> Batcher<'m> {
         let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: LOGIT_ROWS };
         let workspaces =
             model.stages.iter().map(|stage| Workspace::new(&**stage, capacity)).collect::<Result<_, _>>()?;
-        let sessions = Sessions::new(model, kv_bytes);
+        let sessions = Sessions::new(model, model.state_room(kv_bytes));
         let (rows, tokens) = (Vec::new(), Vec::new());
         let (drafts, logits, served) = (Drafts::new(model), Vec::new(), Vec::new());
         Ok(Self { model, sessions, drafts, workspaces, rows, tokens, logits, served })
