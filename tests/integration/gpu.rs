@@ -164,6 +164,8 @@ fn tokens_chosen_of_candidates_are_those_of_all_logits() {
     for sampling in [&["--temperature", "0"][..], &["--temperature", "1", "--top-k", "5", "--seed", "7"]] {
         let how = [&["-n", "24", "--raw", "--draft", "off"], sampling].concat();
         let whole = Shoal::new().json([&["run", "--device", "cpu", "--json", TEXT], &how[..]].concat(), "");
+        let near = Shoal::new().json([&["run", "--device", "gpu:0", "--json", TEXT], &how[..]].concat(), "");
+        assert_eq!(near["ids"], whole["ids"], "{sampling:?}");
         let mut prompt = Prompt::run(&node.home, [&how[..], &[TEXT]].concat());
         let last = prompt.ends();
         assert_eq!(&prompt.ids(), whole["ids"].as_array().unwrap(), "{sampling:?} {last}");

@@ -283,9 +283,16 @@ fn the_largest_logits_are_found_on_the_device() {
             }
         }
         assert_eq!(ws.top(0).len(), 3 * top);
+        let mut spread = Vec::new();
+        assert!(ws.spread_top(0, (top, vocab), &mut spread));
+        for (row, sorted) in spread.chunks_exact(vocab).zip(&rows) {
+            assert_eq!(argmax(row), sorted[0].0);
+            assert_eq!(row.iter().filter(|logit| **logit > f32::MIN).count(), top);
+        }
     }
     pass(&mut ws, 65);
     assert_eq!((ws.logits(0).len(), ws.top(0).len()), (3 * vocab, 0), "more than the device finds");
+    assert!(!ws.spread_top(0, (0, vocab), &mut Vec::new()));
 }
 
 /// States move between processor and device, sessions share pages, and a batch gives each what it would get alone.
