@@ -12,7 +12,7 @@ use scheduler::coordinate::Coordinate;
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId, SessionKind};
 
-use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
+use super::announce::{Announcement, Class, Draft, Link, Offer, PlaceRoom, own_operator};
 use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
@@ -152,6 +152,7 @@ fn draft() -> Draft {
         offers: vec![offer(2, "Tiny 1B"), offer(3, "")],
         links: vec![Link { to: NodeId::numbered(9), rtt_ms: 12.25 }],
         coordinate: None,
+        room: None,
         addresses: contact().addresses,
         ttl_ms: 60_000,
         agent: "shoal/0.1.0".to_owned(),
@@ -276,6 +277,36 @@ fn a_coordinate_is_a_link_that_older_nodes_pass_over() {
 }
 
 #[test]
+fn a_room_is_a_link_that_older_nodes_pass_over() {
+    let room = PlaceRoom { offer: 1, layers: 9, bytes: 7_000_000_000 };
+    let place = Coordinate::new([12.5, -80.0, 3.25], 6.5, 0.125).unwrap();
+    let bytes = |room: PlaceRoom| {
+        let numbers = [&room.bytes.to_le_bytes()[..], &room.layers.to_le_bytes(), &room.offer.to_le_bytes()];
+        [b"shoal/place-room".as_slice(), &numbers.concat(), &[0; 10]].concat()
+    };
+    for coordinate in [None, Some(place)] {
+        let with = Draft { room: Some(room), coordinate, ..draft() };
+        let sealed = announce::seal(&with, &signer()).unwrap();
+        assert!(sealed.windows(40).any(|link| link == bytes(room)), "a name of no node, and no round trip");
+        assert_eq!(said(&announce::open(&sealed).unwrap()), with);
+    }
+    let with = |room: PlaceRoom| announce::seal(&Draft { room: Some(room), ..draft() }, &signer());
+    for beyond in
+        [PlaceRoom { offer: 2, ..room }, PlaceRoom { layers: 0, ..room }, PlaceRoom { layers: 29, ..room }]
+    {
+        assert_eq!(with(beyond), Err(Malformed("announcement: room")));
+    }
+    // Said among the peers, twice or with other bytes it is refused.
+    let link = |name: Vec<u8>| Link { to: NodeId::new(name[..32].try_into().unwrap()), rtt_ms: 0.0 };
+    let mut odd = bytes(room);
+    odd[31] = 1;
+    for (name, room) in [(bytes(PlaceRoom { layers: 8, ..room }), Some(room)), (odd, None)] {
+        let draft = Draft { links: vec![link(name)], room, ..draft() };
+        assert!(announce::seal(&draft, &signer()).is_err());
+    }
+}
+
+#[test]
 fn costs_of_layers_have_one_encoding_and_bounds() {
     let spoilt = |spoil: fn(&mut Draft)| {
         let mut draft = draft();
@@ -322,6 +353,7 @@ fn said(it: &Announcement) -> Draft {
         offers: it.offers.clone(),
         links: it.links.clone(),
         coordinate: it.coordinate,
+        room: it.room,
         addresses: it.addresses.clone(),
         ttl_ms: it.ttl_ms,
         agent: it.agent.clone(),
