@@ -393,7 +393,11 @@ impl Daemon {
             ServingEvent::Served(entry) => self.serving.book(entry),
             ServingEvent::Died(_) if self.serving.gate.is_draining() => {}
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
-            ServingEvent::Restarted(restarted) => self.serving.models.restarted(restarted),
+            ServingEvent::Restarted(restarted) => {
+                if self.serving.models.restarted(restarted) {
+                    self.announcing.gossip.tell();
+                }
+            }
             ServingEvent::Moved(moved) => {
                 if self.serving.moved(*moved) {
                     self.announcing.gossip.tell();

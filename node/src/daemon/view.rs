@@ -40,6 +40,13 @@ pub(super) struct Facts {
     pub class: Class,
 }
 
+impl Facts {
+    /// The device that computes, where it is no processor: what follows program and version.
+    pub fn device(&self) -> &str {
+        self.agent.split_once(' ').map_or("", |(_, device)| device)
+    }
+}
+
 /// What became of an announcement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Heard {

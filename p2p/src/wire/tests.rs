@@ -3,16 +3,17 @@
 //! `golden.txt` holds a line per sample: its name and its bytes in hex. They are what nodes of this protocol version
 //! say to each other: when a line changes, so must the protocol name.
 
+mod pseudo_links;
+
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
-use scheduler::coordinate::Coordinate;
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId, SessionKind};
 
-use super::announce::{Announcement, Class, Draft, Link, Offer, PlaceRoom, own_operator};
+use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
 use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
@@ -258,52 +259,6 @@ fn golden_bytes_stay() {
     let same =
         now.iter().all(|line| line.split_once(' ').is_some_and(|(name, hex)| frozen.get(name) == Some(&hex)));
     assert!(same && frozen.len() == samples.len(), "the bytes are now\n{}\n", now.join("\n"));
-}
-
-#[test]
-fn a_coordinate_is_a_link_that_older_nodes_pass_over() {
-    let place = Coordinate::new([12.5, -80.0, 3.25], 6.5, 0.125).unwrap();
-    let with = Draft { coordinate: Some(place), ..draft() };
-    let sealed = announce::seal(&with, &signer()).unwrap();
-    let name: Vec<u8> = [12.5f32, -80.0, 3.25, 6.5].iter().flat_map(|ms| ms.to_le_bytes()).collect();
-    let link = [b"shoal/coordinate".as_slice(), name.as_slice(), 0.125f64.to_le_bytes().as_slice()].concat();
-    assert!(
-        sealed.windows(40).any(|bytes| bytes == link),
-        "a name of no node, and the error as a round trip"
-    );
-    assert_eq!(said(&announce::open(&sealed).unwrap()), with);
-    let many = (10..42).map(|n| Link { to: NodeId::numbered(n), rtt_ms: 1.0 }).collect();
-    assert!(announce::seal(&Draft { links: many, ..with }, &signer()).is_err());
-}
-
-#[test]
-fn a_room_is_a_link_that_older_nodes_pass_over() {
-    let room = PlaceRoom { offer: 1, layers: 9, bytes: 7_000_000_000 };
-    let place = Coordinate::new([12.5, -80.0, 3.25], 6.5, 0.125).unwrap();
-    let bytes = |room: PlaceRoom| {
-        let numbers = [&room.bytes.to_le_bytes()[..], &room.layers.to_le_bytes(), &room.offer.to_le_bytes()];
-        [b"shoal/place-room".as_slice(), &numbers.concat(), &[0; 10]].concat()
-    };
-    for coordinate in [None, Some(place)] {
-        let with = Draft { room: Some(room), coordinate, ..draft() };
-        let sealed = announce::seal(&with, &signer()).unwrap();
-        assert!(sealed.windows(40).any(|link| link == bytes(room)), "a name of no node, and no round trip");
-        assert_eq!(said(&announce::open(&sealed).unwrap()), with);
-    }
-    let with = |room: PlaceRoom| announce::seal(&Draft { room: Some(room), ..draft() }, &signer());
-    for beyond in
-        [PlaceRoom { offer: 2, ..room }, PlaceRoom { layers: 0, ..room }, PlaceRoom { layers: 29, ..room }]
-    {
-        assert_eq!(with(beyond), Err(Malformed("announcement: room")));
-    }
-    // Said among the peers, twice or with other bytes it is refused.
-    let link = |name: Vec<u8>| Link { to: NodeId::new(name[..32].try_into().unwrap()), rtt_ms: 0.0 };
-    let mut odd = bytes(room);
-    odd[31] = 1;
-    for (name, room) in [(bytes(PlaceRoom { layers: 8, ..room }), Some(room)), (odd, None)] {
-        let draft = Draft { links: vec![link(name)], room, ..draft() };
-        assert!(announce::seal(&draft, &signer()).is_err());
-    }
 }
 
 #[test]

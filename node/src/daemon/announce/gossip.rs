@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 use p2p::{
     Path,
     path::{path_of, unnamed},
-    wire::announce::{Draft, Link, MAX_LINKS, Offer, PlaceRoom, is_describable, own_operator, seal},
+    wire::announce::{
+        Draft, Link, MAX_AGENT, MAX_LINKS, Offer, PlaceRoom, is_describable, own_operator, seal,
+    },
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
@@ -290,7 +292,7 @@ impl Announcing {
             room,
             addresses,
             ttl_ms: TTL_MS,
-            agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
+            agent: agent(&serving.models.leading().ready.device),
         }
     }
 
@@ -352,6 +354,18 @@ fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Vie
         }
         Err(why) => tracing::warn!(%why, "own figures refused"),
     }
+}
+
+/// Program and version, and behind a space the device that computes, where it is no processor. What a driver calls it is cut to
+/// what an announcement may say.
+fn agent(device: &str) -> String {
+    let mut agent = concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned();
+    if !device.is_empty() && !device.starts_with("cpu ") {
+        let plain = device.chars().filter(|c| c.is_ascii_graphic() || *c == ' ');
+        agent = format!("{agent} {}", plain.collect::<String>());
+        agent.truncate(MAX_AGENT);
+    }
+    agent
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use scheduler::{
         stand::{self, Advised, Stand},
     },
 };
+use shard::executor::DeviceName;
 use tokio::sync::{
     mpsc,
     oneshot::{self, error::TryRecvError},
@@ -55,6 +56,8 @@ const PATIENCE_MS: u64 = 20_000;
 /// A worker with other layers.
 pub(crate) struct Moved {
     pub layers: LayerRange,
+    /// What it was to compute on.
+    device: DeviceName,
     /// The worker, what it holds, what it will say; or why there is none.
     pub worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
 }
@@ -279,8 +282,9 @@ impl Serving {
         let spec =
             worker::Spec { layers: with_ends(&[layers], num_layers), ..self.models.first.spec.clone() };
         tokio::spawn(async move {
+            let device = spec.device;
             let worker = worker::spawn_rehearsed(spec).await.map_err(|fault| fault.to_string());
-            let _ = moved.send(Moved { layers, worker }).await;
+            let _ = moved.send(Moved { layers, device, worker }).await;
         });
     }
 
@@ -307,10 +311,17 @@ impl Serving {
         if !self.placing.waiting.as_ref().is_some_and(|(_, since)| due(since)) {
             return false;
         }
-        let Some((Moved { layers, worker: Ok((worker, ready, outputs)) }, _)) = self.placing.waiting.take()
+        let Some((Moved { layers, device, worker: Ok((worker, ready, outputs)) }, _)) =
+            self.placing.waiting.take()
         else {
             return false;
         };
+        if !self.models.first.takes(device, ready.class) {
+            tracing::info!(%layers, %device, "the device failed while other layers were loaded: these stay");
+            worker.kill();
+            self.placing.withdrawn = None;
+            return true;
+        }
         let holders = holders(self.models.first.ready.num_layers, &self.others(view));
         if leaves_bare(&self.between_ends(), layers, &holders) {
             tracing::info!(%layers, "no other node holds what this node would leave any more: it stays");
