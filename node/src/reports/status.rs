@@ -57,7 +57,7 @@ pub struct NetworkStatus {
     pub refused_versions: Vec<RefusedReport>,
     /// Nodes whose announcements count, this one left out.
     pub known_nodes: usize,
-    /// What carries frames to the neighbors with which more than a stream was tried.
+    /// What carries frames to the peers that any were sent to, or with which more than a stream was tried.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReport>,
 }
@@ -70,6 +70,9 @@ pub struct LinkReport {
     pub node: String,
     /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
     pub link: String,
+    /// Whether the kernel module helps this node there, as its echoes were measured; absent where they were not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module_helps: Option<bool>,
 }
 
 /// A node that speaks another version of the protocols.

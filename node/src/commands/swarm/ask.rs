@@ -65,7 +65,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     content(&status)?;
     others(&status.limits)?;
     say!("reached   {}: {}", network.reached.class, network.reached.why);
-    for LinkReport { node, link } in &network.links {
+    for LinkReport { node, link, .. } in &network.links {
         say!("link      to {}: {link}", remote::short(node));
     }
     for address in &network.addresses {
@@ -425,7 +425,7 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     }
     say!("checked   {}", remote::checked_text(&report));
     let links: StatusReport = asked(&home, &Question::Status)?;
-    for LinkReport { node, link } in &links.network.links {
+    for LinkReport { node, link, .. } in &links.network.links {
         if report.timing.iter().flat_map(|timing| &timing.stages).any(|stage| stage.range.node == *node) {
             say!("link      to {}, since it is there: {link}", remote::short(node));
         }

@@ -22,7 +22,8 @@ impl Daemon {
             self.serving.models.all().map(|held| self.model_report(held)).collect();
         let peers = self.node.network.peers().await;
         let link = |peer: &p2p::PeerInfo| {
-            Some(LinkReport { node: format!("{:?}", peer.node), link: peer.link?.to_string() })
+            let (node, link) = (format!("{:?}", peer.node), peer.link?);
+            Some(LinkReport { node, link: link.to_string(), module_helps: link.module_helps() })
         };
         let fetches: Vec<FetchReport> =
             self.serving.models.all().filter_map(|held| held.fetching.clone()).collect();
