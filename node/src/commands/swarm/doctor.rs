@@ -194,7 +194,7 @@ fn numerics() -> Result<Finding> {
 /// The GPUs that `--device gpu:N` names, and what their workers are not kept from.
 fn devices() -> Finding {
     // A driver that hangs is found out, not waited for.
-    let (tell, told) = mpsc::channel();
+    let (tell, told) = mpsc::sync_channel(1);
     thread::spawn(move || tell.send(executor::gpus()));
     let Ok(gpus) = told.recv_timeout(DRIVERS) else {
         let found = format!("a driver did not answer within {} s", DRIVERS.as_secs());
