@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 use p2p::{
     Path,
     path::{path_of, unnamed},
-    wire::announce::{Draft, Link, MAX_AGENT, MAX_LINKS, Offer, is_describable, own_operator, seal},
+    wire::announce::{
+        Draft, Link, MAX_AGENT, MAX_LINKS, Offer, PlaceRoom, is_describable, own_operator, seal,
+    },
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
@@ -191,8 +193,8 @@ impl Announcer {
         let mut links: Vec<Link> =
             self.trips.iter().map(|(to, trips)| Link { to: *to, rtt_ms: trips.ms }).collect();
         links.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
-        // The last one is where this node is.
-        links.truncate(MAX_LINKS - 1);
+        // The last ones are what this node may hold and where it is.
+        links.truncate(MAX_LINKS - 2);
         links
     }
 }
@@ -263,6 +265,12 @@ impl Announcing {
         if !serving.gate.paused {
             self.name_shared(&mut holdings, &mut offers);
         }
+        let first = offers.iter().position(|offer| offer.model == serving.models.first.id);
+        let room = first.zip(serving.place_room()).map(|(offer, room)| PlaceRoom {
+            offer: offer as u16,
+            layers: room.layers.min(offers[offer].num_layers),
+            bytes: room.bytes,
+        });
         let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.node.now());
         let claim = Claim {
             node: self.node.me,
@@ -281,6 +289,7 @@ impl Announcing {
             offers,
             links: self.gossip.links(),
             coordinate: None,
+            room,
             addresses,
             ttl_ms: TTL_MS,
             agent: agent(&serving.models.leading().ready.device),
