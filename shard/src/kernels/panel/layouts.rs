@@ -1,7 +1,7 @@
 //! The formats in panels: one row of the table each.
 
 use super::{
-    Layout, ROWS,
+    Float, Layout, ROWS,
     codes::{Codes, W2, W3, W4, W5, W6, W8},
     pack, panel_bytes,
     scales::{Affine, Groups, Halves, HalvesMin, Power, ScaleKind, Shared, Single, WithMin},
@@ -91,17 +91,6 @@ pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
         (quant::IQ1_M.ggml_type, panels!(Book<Iq1M, W3, Halves<3>>, true, false, true)),
     ];
     TABLE.iter().find(|row| row.0 == format.ggml_type).map(|row| &row.1)
-}
-
-/// A float format: how one weight is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Float {
-    /// 32-bit.
-    F32,
-    /// IEEE 16-bit.
-    F16,
-    /// The upper half of 32-bit.
-    Bf16,
 }
 
 /// A float format in panels: column after column, 16 rows each.
