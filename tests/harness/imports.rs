@@ -49,29 +49,24 @@ impl Imports {
     /// Groups of modules that import each other in a loop, parent and child apart: an arrow between a module and one that
     /// contains it is no arrow here.
     pub fn circles(&self) -> Vec<Vec<String>> {
-        let modules: Vec<&Module> = self.arrows.keys().collect();
-        let index: BTreeMap<&Module, usize> = modules.iter().enumerate().map(|(i, m)| (*m, i)).collect();
-        let mut reach = vec![vec![false; modules.len()]; modules.len()];
-        for (from, targets) in &self.arrows {
-            for to in targets.iter().filter(|to| !from.starts_with(to) && !to.starts_with(from)) {
-                reach[index[from]][index[to]] = true;
-            }
-        }
-        for via in 0..modules.len() {
-            let onward = reach[via].clone();
-            for row in reach.iter_mut().filter(|row| row[via]) {
-                row.iter_mut().zip(&onward).for_each(|(to, far)| *to |= far);
-            }
-        }
-        let mut seen = BTreeSet::new();
-        let mut circles = Vec::new();
-        for (from, row) in reach.iter().enumerate() {
-            let circle: Vec<usize> = (0..modules.len()).filter(|&to| row[to] && reach[to][from]).collect();
-            if circle.len() > 1 && seen.insert(circle.clone()) {
-                circles.push(circle.into_iter().map(|i| modules[i].join("::")).collect());
-            }
-        }
-        circles
+        let apart = self.pairs().filter(|(from, to)| !from.starts_with(to) && !to.starts_with(from));
+        let arrows = apart.map(|(from, to)| (from.join("::"), to.join("::")));
+        circles(&arrows.collect())
+    }
+
+    /// The same for the rooms of `folder`, of the crate where it is empty: what stands directly in it, each with all below.
+    /// Arrows between two rooms of `allowed` do not count.
+    pub fn room_circles(&self, folder: &str, allowed: &[(&str, &str)]) -> Vec<Vec<String>> {
+        let folder: Module = folder.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect();
+        let room = |module: &Module| module.strip_prefix(&*folder)?.first().cloned();
+        let arrows = self.pairs().filter_map(|(from, to)| Some((room(from)?, room(to)?)));
+        let counts =
+            |(from, to): &(String, String)| from != to && !allowed.contains(&(from.as_str(), to.as_str()));
+        circles(&arrows.filter(counts).collect())
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&Module, &Module)> {
+        self.arrows.iter().flat_map(|(from, targets)| targets.iter().map(move |to| (from, to)))
     }
 
     /// The modules that `module` names.
@@ -79,6 +74,32 @@ impl Imports {
         let module: Module = module.split("::").map(str::to_owned).collect();
         self.arrows.get(&module).into_iter().flatten().map(|to| to.join("::")).collect()
     }
+}
+
+/// Groups of names that reach each other by `arrows`.
+fn circles(arrows: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
+    let names: BTreeSet<&String> = arrows.iter().flat_map(|(from, to)| [from, to]).collect();
+    let names: Vec<&String> = names.into_iter().collect();
+    let index: BTreeMap<&String, usize> = names.iter().enumerate().map(|(i, name)| (*name, i)).collect();
+    let mut reach = vec![vec![false; names.len()]; names.len()];
+    for (from, to) in arrows {
+        reach[index[from]][index[to]] = true;
+    }
+    for via in 0..names.len() {
+        let onward = reach[via].clone();
+        for row in reach.iter_mut().filter(|row| row[via]) {
+            row.iter_mut().zip(&onward).for_each(|(to, far)| *to |= far);
+        }
+    }
+    let mut seen = BTreeSet::new();
+    let mut circles = Vec::new();
+    for (from, row) in reach.iter().enumerate() {
+        let circle: Vec<usize> = (0..names.len()).filter(|&to| row[to] && reach[to][from]).collect();
+        if circle.len() > 1 && seen.insert(circle.clone()) {
+            circles.push(circle.into_iter().map(|i| names[i].clone()).collect());
+        }
+    }
+    circles
 }
 
 fn collect(folder: &Path, place: &mut Module, files: &mut BTreeMap<Module, String>) {
@@ -300,6 +321,22 @@ mod tests {
             ("b", "use crate::a::x::X;"),
         ]);
         assert_eq!(read.circles(), [["a::x", "a::y", "b"]]);
+    }
+
+    #[test]
+    fn rooms_are_held_as_wholes() {
+        let read = imports(&[
+            ("", ""),
+            ("a::x", "use crate::b::y::Y;"),
+            ("a::z", ""),
+            ("b::y", "use crate::c::C;"),
+            ("b::w", "use crate::a::z::Z;"),
+            ("c", ""),
+        ]);
+        assert!(read.circles().is_empty());
+        assert_eq!(read.room_circles("", &[]), [["a", "b"]]);
+        assert!(read.room_circles("", &[("b", "a")]).is_empty());
+        assert!(read.room_circles("a", &[]).is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod cpu;
 pub mod delta;
 mod isa;
 mod job;
+mod layouts;
 pub mod math;
 pub mod matmul;
 pub mod matrix;

@@ -12,11 +12,8 @@
 //! are stored column by column as they are.
 
 pub mod codes;
-mod layouts;
 pub mod scales;
 pub mod unpacked;
-
-pub(super) use layouts::{FloatKind, Panels, by_format, float_by_format};
 
 use super::simd::Simd;
 use codes::Codes;
