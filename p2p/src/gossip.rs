@@ -364,6 +364,7 @@ mod tests {
             offers: Vec::new(),
             links: Vec::new(),
             coordinate: None,
+            room: None,
             addresses: Vec::new(),
             ttl_ms,
             agent: String::new(),

@@ -15,6 +15,7 @@ use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
 use crate::event::{Command, NamedBy, PeerInfo};
 use crate::identity::{node_id, peer_id};
+use crate::link::LinkInfo;
 use crate::link::behaviour::NotOpened;
 use crate::named::Vetting;
 use crate::path;
@@ -114,7 +115,7 @@ impl EventLoop {
                     bytes_in,
                     bytes_out,
                     agent,
-                    link: self.local.links.info(met.node),
+                    link: self.local.links.info(met.node).or_else(|| LinkInfo::of_stream(link.frames(peer))),
                 })
             })
             .collect();

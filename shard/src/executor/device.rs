@@ -161,12 +161,30 @@ impl Device {
         }
     }
 
-    /// How long a pass may take before what computes counts as hanging; `None` for what cannot hang.
-    pub fn patience(&self) -> Option<Duration> {
+    /// Why nothing can be computed on it any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
         match self {
             #[cfg(feature = "gpu")]
-            Self::Gpu(gpu, _) => Some(gpu.patience()),
+            Self::Gpu(gpu, _) => gpu.lost(),
             _ => None,
+        }
+    }
+
+    /// Whether a processor computes there what a GPU would.
+    pub fn is_software(&self) -> bool {
+        match self {
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => gpu.info().software,
+            _ => false,
+        }
+    }
+
+    /// Takes a GPU from itself, as a driver that resets it does; nothing happens to processors.
+    pub fn destroy(&self) {
+        match self {
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => gpu.destroy(),
+            _ => {}
         }
     }
 
@@ -255,22 +273,18 @@ pub fn gpus() -> Vec<String> {
     super::gpu::list().into_iter().map(describe).collect()
 }
 
-/// How many of [`gpus`] are no software; they come first.
-#[cfg(feature = "gpu")]
-pub fn real_gpus() -> usize {
-    super::gpu::list().iter().filter(|info| !info.software).count()
-}
-
-/// None: this build computes on no GPU by itself.
-#[cfg(not(feature = "gpu"))]
-pub fn real_gpus() -> usize {
-    0
-}
-
 /// None: this build computes on no GPU by itself.
 #[cfg(not(feature = "gpu"))]
 pub fn gpus() -> Vec<String> {
     Vec::new()
+}
+
+/// How long a driver has not come back from a call that should have been over, which no thread of this process can interrupt.
+pub fn overdue() -> Option<Duration> {
+    #[cfg(feature = "gpu")]
+    return super::gpu::overdue();
+    #[cfg(not(feature = "gpu"))]
+    None
 }
 
 #[cfg(feature = "gpu")]

@@ -56,7 +56,7 @@ use crate::{
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, GpuName, gpus, load, real_gpus};
+pub use device::{Device, DeviceName, GpuName, gpus, load, overdue};
 pub use pooled::{Pooled, Pooling};
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Gave, Workspace};

@@ -253,15 +253,18 @@ fn key(home: &Path) -> Finding {
     }
 }
 
-/// The kernel module for local networks: whether it is there, may be opened, and helps as the node's links were measured.
+/// The kernel module for local networks: whether it is there and may be opened, and whether it would help as the node's links were
+/// measured.
 fn module(links: &[LinkReport]) -> Finding {
     let advice = "it is there and cannot be used: `sudo usermod -aG shoal $USER` and log in again, or raise `ulimit -l`";
     let (well, found) = match p2p::module_state() {
         Ok(()) => {
-            let measured = links.iter().find(|known| known.link.contains(", kmod "));
-            let helps = match measured {
-                Some(LinkReport { link, .. }) => format!("measured to a neighbor: {link}"),
-                None => "`--link auto` measures whether it helps".to_owned(),
+            let measured = links.iter().find(|known| known.module_helps.is_some());
+            let best = links.iter().find(|known| known.module_helps == Some(true)).or(measured);
+            let helps = match best {
+                Some(LinkReport { link, module_helps: Some(true), .. }) => format!("it would help: {link}"),
+                Some(LinkReport { link, .. }) => format!("it would not help: {link}"),
+                None => "`shoal join --link auto` measures whether it would help".to_owned(),
             };
             (true, format!("loaded and open to you; {helps}"))
         }

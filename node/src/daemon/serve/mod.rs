@@ -12,6 +12,7 @@ mod initial_placement;
 mod load;
 mod place;
 mod pull;
+mod weights;
 mod workers;
 
 use std::{path::PathBuf, sync::Arc};
@@ -27,7 +28,7 @@ use self::{
     admit::Door,
     load::Waits,
     place::{Moved, Placing},
-    workers::Weights,
+    weights::Weights,
 };
 pub(super) use self::{
     acquire::{Arrived, answer},

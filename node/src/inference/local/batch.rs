@@ -217,6 +217,9 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         batch.fit()?;
         batch.pooling.pass(model, &mut batch.workspace);
         batch.fit()?;
+        if let Some(why) = model.executor.lost() {
+            inbox.gauges.lose(why);
+        }
     }
 }
 

@@ -5,13 +5,16 @@ use std::{
     fs,
     path::Path,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use half::f16;
 
 use super::{
     Gpu, GpuShard,
+    device::dispatch,
     ops::{self, MatrixJob},
+    source::Kernel,
 };
 use crate::{
     executor::{
@@ -339,26 +342,44 @@ fn another(memory_bytes: Option<u64>) -> Option<Arc<Gpu>> {
 }
 
 #[test]
-fn a_device_that_is_lost_or_hangs_fails_its_passes_and_says_so() {
-    for (fail, why) in
-        [(Gpu::lose as fn(&Gpu), "is lost"), (Gpu::hurry as fn(&Gpu), "did not finish a pass within")]
-    {
-        let Some(gpu) = another(None) else { return };
-        let (gguf, options) = (minnow(), Options { context: Some(64) });
-        let device = Device::Gpu(gpu.clone(), None);
-        let shard = executor::load(&device, &gguf, whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
-        let mut ws = Workspace::new(&*shard, Capacity::one_session(8)).unwrap();
-        let mut state = shard.new_state();
-        shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
-        assert_eq!(shard.lost(), None);
-        fail(&gpu);
-        let told = shard.step(&mut ws, &mut state, 4).unwrap_err().to_string();
-        assert!(told.contains(why) && told.contains("--device cpu"), "{told}");
-        assert_eq!(state.len(), 3, "a pass that failed has advanced the session");
-        assert!(ws.logits(0).is_empty(), "and left results");
-        assert!(shard.lost().is_some_and(|lost| lost.contains(why)), "{:?}", shard.lost());
-        shard.step(&mut ws, &mut state, 4).unwrap_err();
+fn a_device_that_is_lost_fails_its_passes_and_says_so() {
+    let Some(gpu) = another(None) else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(64) });
+    let device = Device::Gpu(gpu.clone(), None);
+    let shard = executor::load(&device, &gguf, whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
+    let mut ws = Workspace::new(&*shard, Capacity::one_session(8)).unwrap();
+    let mut state = shard.new_state();
+    shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
+    assert_eq!((shard.lost(), device.lost()), (None, None));
+    device.destroy();
+    let told = shard.step(&mut ws, &mut state, 4).unwrap_err().to_string();
+    assert!(told.contains("is lost") && told.contains("--device cpu"), "{told}");
+    assert_eq!(state.len(), 3, "a pass that failed has advanced the session");
+    assert!(ws.logits(0).is_empty(), "and left results");
+    assert!(shard.lost().is_some_and(|lost| lost.contains("is lost")), "{:?}", shard.lost());
+    shard.step(&mut ws, &mut state, 4).unwrap_err();
+}
+
+#[test]
+fn a_pass_that_does_not_finish_in_time_loses_the_device() {
+    let Some(gpu) = another(None) else { return };
+    // More work than any device does between two lines of this test.
+    let (kernel, count) = (gpu.kernel(Kernel::Probe("f_add(a, c)")), 1 << 20);
+    let (pass, params) = (gpu.upload("pass", &[1, 1, 1, 0]), gpu.upload("params", &[count as u32]));
+    let (operands, out) = (gpu.buffer("operands", 12 * count), gpu.buffer("results", 4 * count));
+    let bind = gpu.bind(&kernel, &[&pass, &params, &operands, &out]);
+    let mut encoder = gpu.encoder();
+    for _ in 0..100 {
+        dispatch(
+            &mut encoder.begin_compute_pass(&Default::default()),
+            &kernel,
+            &bind,
+            [count as u32 / 64, 1],
+        );
     }
+    let told = gpu.finish_within(encoder, &[(&out, 0..4)], Duration::ZERO).unwrap_err().to_string();
+    assert!(told.contains("did not finish a pass within"), "{told}");
+    assert!(gpu.lost().is_some());
 }
 
 #[test]
