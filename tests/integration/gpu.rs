@@ -153,6 +153,25 @@ fn a_device_left_open_is_measured_against_the_processor() {
     assert!(log.contains("a request was measured on both") && log.contains("chosen"), "{log}");
 }
 
+/// A node whose own worker is on a GPU chooses among the candidates that come back from there: the same tokens as among all logits.
+#[test]
+fn tokens_chosen_of_candidates_are_those_of_all_logits() {
+    if !has_gpu() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let node = Node::start(&folder.path().join("node"), &["--device", "gpu:0"]);
+    for sampling in [&["--temperature", "0"][..], &["--temperature", "1", "--top-k", "5", "--seed", "7"]] {
+        let how = [&["-n", "24", "--raw", "--draft", "off"], sampling].concat();
+        let whole = Shoal::new().json([&["run", "--device", "cpu", "--json", TEXT], &how[..]].concat(), "");
+        let near = Shoal::new().json([&["run", "--device", "gpu:0", "--json", TEXT], &how[..]].concat(), "");
+        assert_eq!(near["ids"], whole["ids"], "{sampling:?}");
+        let mut prompt = Prompt::run(&node.home, [&how[..], &[TEXT]].concat());
+        let last = prompt.ends();
+        assert_eq!(&prompt.ids(), whole["ids"].as_array().unwrap(), "{sampling:?} {last}");
+    }
+}
+
 /// Layers that the device's memory does not hold are the processor's, and the tokens stay the same.
 #[test]
 fn a_model_is_split_between_a_device_and_the_processor() {

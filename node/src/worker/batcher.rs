@@ -64,7 +64,7 @@ impl<'m> Batcher<'m> {
         let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: LOGIT_ROWS };
         let workspaces =
             model.stages.iter().map(|stage| Workspace::new(&**stage, capacity)).collect::<Result<_, _>>()?;
-        let sessions = Sessions::new(model, kv_bytes);
+        let sessions = Sessions::new(model, model.state_room(kv_bytes));
         let (rows, tokens) = (Vec::new(), Vec::new());
         let (drafts, logits, served) = (Drafts::new(model), Vec::new(), Vec::new());
         Ok(Self { model, sessions, drafts, workspaces, rows, tokens, logits, served })
@@ -322,17 +322,10 @@ impl<'m> Batcher<'m> {
             }
             Want::Sample => {
                 let draft = &job.run.draft.0;
-                self.logits.clear();
-                self.logits.extend_from_slice(workspace.logits(index));
-                let top = workspace.top(index);
-                if !top.is_empty() {
-                    // All others are out of the choice.
-                    let vocab = self.model.blueprint().vocab;
-                    self.logits.resize((draft.len() + 1) * vocab, f32::MIN);
-                    let rows = top.chunks_exact(top.len() / (draft.len() + 1));
-                    for (logits, top) in self.logits.chunks_exact_mut(vocab).zip(rows) {
-                        top.iter().for_each(|(id, logit)| logits[*id as usize] = *logit);
-                    }
+                let most = workspace.top(index).len() / (draft.len() + 1);
+                let vocab = self.model.blueprint().vocab;
+                if !workspace.spread_top(index, (most, vocab), &mut self.logits) {
+                    self.logits.extend_from_slice(workspace.logits(index));
                 }
                 let position = (job.run.from + job.run.rows) as usize - draft.len();
                 let chosen = self

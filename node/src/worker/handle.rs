@@ -188,6 +188,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         vocabulary: ready.vocabulary,
         context: ready.context,
         kv_bytes_per_layer_position: ready.kv_bytes_per_layer_position,
+        kv_bytes: ready.kv_bytes,
         resident_bytes: ready.resident_bytes,
         decode_ms: ready.decode_ms,
         prefill_ms: ready.prefill_ms,

@@ -144,6 +144,11 @@ impl Loaded {
         shares.max().map_or(SHARES, |share| u32::try_from(share).unwrap_or(u32::MAX))
     }
 
+    /// What caches may take of `kv_bytes`: no more than the memory of a device holds.
+    pub(super) fn state_room(&self, kv_bytes: u64) -> u64 {
+        self.stages.iter().filter_map(|stage| stage.state_room()).fold(kv_bytes, u64::min)
+    }
+
     /// State bytes of `positions` in `layers`, which `stage` holds, with keys and values in the form `cache`.
     pub(super) fn state_bytes(
         &self,

@@ -193,6 +193,8 @@ pub struct Ready {
     pub context: u32,
     /// Cache bytes of one position in one layer.
     pub kv_bytes_per_layer_position: u64,
+    /// Memory for caches, bytes: [`Spec::kv_bytes`], or less where a device has less.
+    pub kv_bytes: u64,
     /// Bytes of all weights in memory.
     pub resident_bytes: u64,
     /// One decoded token through one layer, ms. Measured at load, like all times here; they are 0 where
@@ -242,6 +244,7 @@ impl Ready {
             vocabulary: [0; 32],
             context: u32::try_from(context).unwrap_or(u32::MAX),
             kv_bytes_per_layer_position: 0,
+            kv_bytes: 0,
             resident_bytes: 0,
             decode_ms: 0.0,
             prefill_ms: 0.0,

@@ -126,7 +126,12 @@ fn compute(
             return Err(error);
         }
     };
-    let begin = || Ok((Batcher::new(&loaded, load.kv_bytes)?, ready(&loaded, load, confinement)?));
+    let begin = || {
+        let ready = ready(&loaded, load, confinement)?;
+        let engine = Batcher::new(&loaded, load.kv_bytes)?;
+        // What passes take is taken now.
+        Ok((engine, Ready { kv_bytes: loaded.state_room(load.kv_bytes), ..ready }))
+    };
     let (mut engine, ready) = match begin() {
         Ok(begun) => begun,
         Err(error) => {
@@ -161,6 +166,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         vocabulary: loaded.tokenizer.as_ref().map_or([0; 32], |tokenizer| *tokenizer.digest().as_bytes()),
         context: loaded.context as u32,
         kv_bytes_per_layer_position: loaded.position_bytes(),
+        kv_bytes: load.kv_bytes,
         resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
         decode_ms: times.decode_ms,
         prefill_ms: times.prefill_ms,

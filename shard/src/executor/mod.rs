@@ -15,6 +15,7 @@
 //! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
 //! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
 //! | `gpu` (a feature) | kernels of our own on GPUs of every vendor | `d1` where the device rounds as it must, else `approx` |
+//! | `spare` (with it) | a GPU, and the processor for sessions of kinds that the GPU does not compute | `d1` |
 //! | `split` (with it) | the first layers on the processor, the others on a GPU | that of the GPU |
 //! | [`mod@reference`] | plain loops, written to be read | `approx` |
 //!
@@ -41,6 +42,8 @@ mod host;
 mod pooled;
 pub mod reference;
 mod run;
+#[cfg(feature = "gpu")]
+mod spare;
 #[cfg(feature = "gpu")]
 mod split;
 mod tags;
@@ -231,6 +234,11 @@ pub trait Executor: Send + Sync {
         (layers.start()..layers.end())
             .map(|layer| self.blueprint().state_kind(layer as usize).stored(cache).bytes(positions))
             .sum()
+    }
+
+    /// Bytes that states may take together, where a device's memory bounds them.
+    fn state_room(&self) -> Option<u64> {
+        None
     }
 
     /// Buffers for passes up to `capacity`, which has rows and items; see [`Workspace::new`].

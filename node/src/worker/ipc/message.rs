@@ -230,6 +230,7 @@ pub struct Ready {
     pub vocabulary: [u8; 32],
     pub context: u32,
     pub kv_bytes_per_layer_position: u64,
+    pub kv_bytes: u64,
     pub resident_bytes: u64,
     pub decode_ms: f64,
     pub prefill_ms: f64,

@@ -439,6 +439,11 @@ impl Executor for GpuShard {
         Box::new(DevicePages::new(self.pool.clone(), (layer - self.range.start()) as usize))
     }
 
+    /// Half of the free memory: the buffer of a layer grows to the next power of two of its pages.
+    fn state_room(&self) -> Option<u64> {
+        Some(self.gpu.free_bytes()? / 2)
+    }
+
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
         Ok(Box::new(GpuBuffers::new(self, capacity)?))
     }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use half::f16;
+use scheduler::{CacheType, SessionKind};
 
 use super::{
     Gpu, GpuShard,
@@ -221,23 +222,26 @@ fn minnow_and_the_families_say_what_they_say_on_the_processor() {
 }
 
 #[test]
-fn a_token_is_one_submit_and_ten_dispatches_a_layer() {
+fn a_token_is_one_submit_and_at_most_twelve_dispatches_a_layer() {
     let Some(gpu) = gpu() else { return };
-    let (gguf, options) = (minnow(), Options { context: Some(64) });
-    let shard = GpuShard::load(&gguf, gpu.clone(), whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
-    let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
-    let mut state = shard.new_state();
-    shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
-    let before = shard.counts().unwrap();
-    shard.step(&mut ws, &mut state, 4).unwrap();
-    let (after, layers) = (shard.counts().unwrap(), shard.blueprint().layers.len() as u64);
-    assert_eq!(after.submits - before.submits, 1);
-    let dispatches = after.dispatches - before.dispatches;
-    assert!(dispatches <= 12 * layers + 2, "{dispatches} dispatches for {layers} layers");
-    let times = shard.operation_times().unwrap();
-    assert_eq!(times.len() as u64, dispatches - (layers - 1) * 10, "{times:?}");
-    let read: usize = times.iter().map(|time| time.bytes).sum();
-    assert!(read > 0 && read <= shard.resident_bytes(), "{read} bytes, {times:?}");
+    let experts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/families/mixtral.gguf");
+    for (gguf, each) in [(minnow(), 10), (Arc::new(Gguf::open(experts).unwrap()), 12)] {
+        let (range, options) = (whole_range(&gguf).unwrap(), Options { context: Some(64) });
+        let shard = GpuShard::load(&gguf, gpu.clone(), range, Ends::BOTH, options).unwrap();
+        let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+        let mut state = shard.new_state();
+        shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
+        let before = shard.counts().unwrap();
+        shard.step(&mut ws, &mut state, 4).unwrap();
+        let (after, layers) = (shard.counts().unwrap(), u64::from(range.len()));
+        assert_eq!(after.submits - before.submits, 1);
+        let dispatches = after.dispatches - before.dispatches;
+        assert_eq!(dispatches, each * layers + 2);
+        let times = shard.operation_times().unwrap();
+        assert_eq!(times.len() as u64, each + 2, "{times:?}");
+        let read: usize = times.iter().map(|time| time.bytes).sum();
+        assert!(read > 0 && read <= shard.resident_bytes(), "{read} bytes, {times:?}");
+    }
 }
 
 /// The largest logits are those that a sort of all of them gives, and no others come back.
@@ -279,9 +283,16 @@ fn the_largest_logits_are_found_on_the_device() {
             }
         }
         assert_eq!(ws.top(0).len(), 3 * top);
+        let mut spread = Vec::new();
+        assert!(ws.spread_top(0, (top, vocab), &mut spread));
+        for (row, sorted) in spread.chunks_exact(vocab).zip(&rows) {
+            assert_eq!(argmax(row), sorted[0].0);
+            assert_eq!(row.iter().filter(|logit| **logit > f32::MIN).count(), top);
+        }
     }
     pass(&mut ws, 65);
     assert_eq!((ws.logits(0).len(), ws.top(0).len()), (3 * vocab, 0), "more than the device finds");
+    assert!(!ws.spread_top(0, (0, vocab), &mut Vec::new()));
 }
 
 /// States move between processor and device, sessions share pages, and a batch gives each what it would get alone.
@@ -410,6 +421,39 @@ fn layers_beyond_the_memory_are_refused_or_computed_by_the_processor() {
         }
     }
     assert_eq!(met, [2, 0], "two devices, then one");
+}
+
+/// Sessions of kinds that the GPU does not compute are the processor's where there is one, in one pass with the others.
+#[test]
+fn what_a_gpu_does_not_compute_the_processor_beside_it_does() {
+    let Some(gpu) = gpu().filter(|gpu| gpu.class() == Class::D1) else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(64) });
+    let range = whole_range(&gguf).unwrap();
+    let load = |device: &Device| executor::load(device, &gguf, range, Ends::BOTH, options).unwrap();
+    let small = SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT };
+    let alone = load(&Device::Gpu(gpu.clone(), None));
+    let why = alone.new_state_with(range, small).err().unwrap().to_string();
+    assert!(why.contains("a cache of q8 on gpu (") && why.contains("choose f16"), "{why}");
+
+    let (both, cpu) = (load(&Device::Gpu(gpu.clone(), Some(processor()))), load(&Device::Cpu(processor())));
+    let run = |executor: &dyn Executor, tokens: [u32; 3]| {
+        let mut ws = Workspace::new(executor, Capacity { rows: 8, items: 2, logit_rows: 8 }).unwrap();
+        let mut states =
+            [SessionKind::DEFAULT, small].map(|kind| executor.new_state_with(range, kind).unwrap());
+        let mut items: Vec<_> = states
+            .iter_mut()
+            .map(|state| Item { state, input: Input::Tokens(&tokens), output: Output::Last })
+            .collect();
+        let outcome = executor.forward(&mut ws, &mut items).is_ok();
+        let bits = [0, 1].map(|item| ws.logits(item).iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        (outcome, bits, states.map(|state| (state.len(), state.digest().unwrap())))
+    };
+    assert_eq!(run(&*both, [1, 17, 300]), run(&*cpu, [1, 17, 300]));
+    let refused = run(&*both, [1, 17, u32::MAX]);
+    assert!(!refused.0 && refused.1.concat().is_empty());
+    assert_eq!(refused.2.map(|(len, _)| len), [0, 0], "a pass that failed has advanced a session");
+    let whole = gpu.free_bytes();
+    assert_eq!(both.state_room(), whole.map(|bytes| bytes / 2));
 }
 
 #[test]
