@@ -283,16 +283,23 @@ async fn a_way_that_becomes_narrower_has_shorter_chunks() {
     })
     .await;
     until("a session of shorter chunks is used", async || {
-        // The next stream dials the next session.
-        let streams = stream(&a, to, &mut of_b).await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        // The next stream dials the next session; one that is opened while they change may end at once.
+        let opened = a.open(to, Plane::Data).await;
+        while tokio::time::timeout(Duration::from_millis(20), of_b.next()).await.is_ok() {}
         let said = info(&a, to).await;
-        drop(streams);
+        drop(opened);
         said.is_some_and(|said| said.kind == LinkKind::Datagram && said.chunk_bytes == 1_280)
     })
     .await;
     assert!(wide > 1_280, "loopback carries long packets");
-    let (out, back) = stream(&a, to, &mut of_b).await;
+    let mut out = a.open(to, Plane::Data).await.unwrap();
+    out.send(b"hello", &[]).await.unwrap();
+    let back = loop {
+        let (mut back, mut hello) = (incoming(&mut of_b).await, [0; 5]);
+        if back.recv_exact_within(&mut hello, SOON).await.is_ok() {
+            break back;
+        }
+    };
     let before = info(&a, to).await.unwrap();
     frames(out, back, 60, async |_| {}).await;
     let after = info(&a, to).await.unwrap();

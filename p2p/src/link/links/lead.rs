@@ -85,6 +85,8 @@ pub(super) async fn lead(
             all[2] = with_module(neighbor, &module, datagram_figures).await;
             neighbor.measured(all);
         }
+        // A host too busy to answer in time is asked again soon.
+        unasked.left |= !open;
         if !wait(neighbor, (&mut reader, &mut writer), &mut unasked, &mut failures).await? {
             break;
         }
