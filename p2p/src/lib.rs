@@ -67,6 +67,7 @@ mod event_loop;
 mod gate;
 #[cfg(feature = "net")]
 mod gossip;
+pub mod home;
 #[cfg(feature = "net")]
 mod named;
 #[cfg(feature = "net")]

@@ -250,7 +250,7 @@ fn agree(
         ),
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining());
+    say!("{}", consent::joining(args.yes));
     confirm(args, serve)
 }
 
@@ -317,7 +317,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
         );
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining());
+    say!("{}", consent::joining(args.yes));
     confirm(args, serve)
 }
 
