@@ -11,7 +11,7 @@ use std::{
 use harness::{Shoal, node::Node};
 use p2p::{
     Config, Event, Events, Identity, Network, Plane,
-    codec::Rounding,
+    codec::{Rounding, Wire},
     wire::{
         control::{Answer, Ask, Contact, Lease, Refusal, Role},
         frame::{Header, Hello, Kind},
@@ -30,6 +30,8 @@ use model::{Action, Seen, World};
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
 /// Longer than any answer takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Values of a row of minnow.
+const HIDDEN: usize = 256;
 /// What the attackers ask for: as long as a lease may last.
 const TTL_MS: u32 = 600_000;
 /// A trace is compared with the model only if it took less: then no lease was lost for want of use meanwhile. One that took
@@ -44,6 +46,8 @@ const ROUNDS: u64 = 6;
 struct Stranger {
     network: Network,
     victim: NodeId,
+    /// Where the victim is.
+    address: String,
     model: ModelId,
     _events: Events,
 }
@@ -66,7 +70,7 @@ impl Stranger {
             }
         });
         let model = model.await.expect("the node announces itself");
-        Self { network, victim, model, _events: events }
+        Self { network, victim, address: address.to_owned(), model, _events: events }
     }
 
     async fn lease(&self, session: SessionId, epoch: u32) -> Answer {
@@ -95,6 +99,29 @@ impl Stranger {
 
     async fn release(&self, session: SessionId, epoch: u32) {
         self.network.ask(self.victim, &Ask::Release { session, epoch }, PATIENCE).await.unwrap();
+    }
+
+    /// Connects again after its connections were closed, until asks are answered.
+    async fn back(&self) {
+        let began = Instant::now();
+        loop {
+            let dialed = self.network.dial(&self.address).await;
+            if dialed.is_ok() && self.network.ask(self.victim, &Ask::Ping, PATIENCE).await.is_ok() {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{dialed:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A row for a session that `whose` has leased.
+    async fn rows(&self, whose: NodeId, session: SessionId, epoch: u32) -> Result<(), p2p::HopError> {
+        let mut stream = self.network.open(self.victim, Plane::Data).await?;
+        let hello = Hello { session: node::sessions::place(whose, session), epoch };
+        let header = Header::activations(Wire::Raw, epoch, 1, 0, 1, HIDDEN).expect("a row");
+        let row = vec![0; header.len as usize];
+        stream.send(&hello.write(), &[]).await?;
+        stream.send(&header.write(), &row).await
     }
 
     /// The first beacon, as an honest requester sends it; the stream must be kept.
@@ -261,14 +288,20 @@ fn orders_of_leases_and_releases_do_at_a_node_what_they_do_in_the_model() {
     });
 }
 
-/// Six leases and releases of either requester under either epoch.
+/// Six things that either requester does under either epoch: leases, releases, rows for the other's session, and connections
+/// that are lost and back before anything is given up for it.
 fn trace(seed: u64) -> Vec<Action> {
     let mut chance = Rng::new(seed);
-    let mut drawn = || {
+    let mut drawn = |_| {
         let (who, epoch) = (1 + chance.below(2) as u64, 1 + chance.below(2) as u32);
-        if chance.happens(0.7) { Action::Lease(who, epoch, false) } else { Action::Release(who, epoch) }
+        match chance.below(10) {
+            0..6 => vec![Action::Lease(who, epoch, false)],
+            6..8 => vec![Action::Release(who, epoch)],
+            8 => vec![Action::Rows(3 - who, who, epoch)],
+            _ => vec![Action::Gone(who), Action::Back(who)],
+        }
     };
-    (0..6).map(|_| drawn()).collect()
+    (0..6).flat_map(&mut drawn).collect()
 }
 
 /// Does at the node what the model did.
@@ -287,6 +320,19 @@ async fn done(parties: &BTreeMap<u64, Stranger>, session: SessionId, action: Act
         },
         Action::Release(who, epoch) => {
             parties[&who].release(session, epoch).await;
+            Seen::Nothing
+        }
+        Action::Rows(from, whose, epoch) => {
+            // It may be refused at any moment.
+            let _ = parties[&from].rows(parties[&whose].network.me(), session, epoch).await;
+            Seen::Nothing
+        }
+        Action::Gone(who) => {
+            parties[&who].network.close(parties[&who].victim).await;
+            Seen::Nothing
+        }
+        Action::Back(who) => {
+            parties[&who].back().await;
             Seen::Nothing
         }
         other => panic!("{other:?} is not sent"),
