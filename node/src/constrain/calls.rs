@@ -348,7 +348,7 @@ mod tests {
         let deep = (0..80).fold(json!({"type": "integer"}), |inner, _| json!({"anyOf": [inner]}));
         let deep = refused(json!({"type": "object", "properties": {"x": deep}}));
         assert!(deep.contains("`odd`") && deep.contains("64 deep"), "{deep}");
-        let many = json!({"type": "array", "items": {"type": "string"}, "minItems": 2_000_000});
+        let many = json!({"type": "array", "items": {"type": "string"}, "maxItems": -1});
         let many = refused(json!({"type": "object", "properties": {"x": many}}));
         assert!(many.contains("`odd`"), "{many}");
     }
