@@ -80,6 +80,8 @@ pub struct Node {
     pub state: String,
     /// `d1` (the same bits as all of that class) or `approx`.
     pub class: String,
+    /// The device that computes there, as it says; empty for processors.
+    pub device: String,
     /// How it is connected: `self`, `lan`, `direct`, `relayed`, `loopback`, `none`.
     pub path: String,
     /// Measured round trip.

@@ -168,7 +168,7 @@ export class Panel {
       h('td', null, t(`path.${node.path}`)),
       h('td', { class: 'n' }, node.rttMs === null ? '–' : duration(node.rttMs)),
       h('td', null, holdings(node) || t('none')),
-      h('td', { class: 'n' }, node.layerMs === null ? '–' : duration(node.layerMs)),
+      h('td', { class: 'n' }, node.layerMs === null ? '–' : node.device ? t('nodes.layer_on', { time: duration(node.layerMs), device: node.device }) : duration(node.layerMs)),
       h('td', { class: 'n' }, node.failed ? t('nodes.wrong', { right: node.passed, wrong: node.failed }) : node.passed ? t('nodes.right', { right: node.passed }) : '–'),
       h('td', null, t(`state.${node.state}`)))));
   }

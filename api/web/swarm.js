@@ -44,6 +44,7 @@ function readNode(value) {
     trusted: value.trusted === true,
     state: STATES.includes(value.state) ? value.state : 'up',
     exact: value.class === 'd1',
+    device: clean(value.device, 80),
     path: PATHS.includes(value.path) ? value.path : 'unknown',
     rttMs: optional(value.rtt_ms),
     layers: list(value.holdings, 64).flatMap((holding) => {

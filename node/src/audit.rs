@@ -14,9 +14,10 @@ use p2p::{
     wire::announce::Class,
 };
 use scheduler::{LayerRange, ModelId, SessionId, SessionKind};
+use shard::executor::DeviceName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::worker::{self, Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want};
+use crate::worker::{self, Body, DraftIds, Job, JobInput, Measure, OpenSession, Source, Spec, Want};
 
 /// Rows of one job.
 const ROWS: u32 = 128;
@@ -77,7 +78,10 @@ impl Auditor {
         };
         // What is served must not be kept from being checked: an audit does not take from the room of those it checks.
         let room = worker::Room::default();
-        let spec = Spec { guard: worker::PoisonGuard::default(), measure: false, room, ..spec.clone() };
+        // The processor has the same bits, and memory of a GPU is for what is served.
+        let own = if spec.is_on_gpu() { None } else { spec.class };
+        let (guard, device) = (worker::PoisonGuard::default(), DeviceName::Cpu);
+        let spec = Spec { guard, device, class: own, measure: Measure::Nothing, room, ..spec.clone() };
         (whole && class == Class::D1).then(|| Self {
             spec,
             model,

@@ -281,8 +281,8 @@ pub struct EngineArgs {
     #[arg(long)]
     pub no_pin: bool,
     /// What computes: auto, cpu, candle-cpu, cuda:0, metal, gpu:0, or gpu:0,cpu for a GPU and the processor for the layers that
-    /// its memory does not hold; auto takes a GPU of cuda or metal where this build has one. Others than cpu and gpu compute
-    /// nearly the same bits (class approx); `shoal selftest --device` checks them
+    /// its memory does not hold; auto takes a GPU of cuda or metal where this build has one, else the processor; `join` in a build
+    /// with gpu measures both and takes the faster. Others than cpu and gpu compute nearly the same bits (class approx); `shoal selftest --device` checks them
     #[arg(long, default_value = "auto", env = "SHOAL_DEVICE")]
     pub device: DeviceName,
     /// Most memory of the device gpu:N, e.g. 6GB [default: nine tenths of it, where the system says how much that is]

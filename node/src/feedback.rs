@@ -8,17 +8,18 @@
 //! room ([`Waiting`]) is woken then, one prompt for each that ended. It may be about another model; the first of a line
 //! look again within a second, and [`scheduler::backlog`] decides which prompts do not wait, or no longer.
 //!
-//! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
+//! Limits: [`MOST`] corrections wait for the next route, and of as many nodes is known what they do not compute; beyond, the oldest is
+//! forgotten, which costs a refused lease.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use p2p::wire::control::Refusal;
 use scheduler::{
-    LayerRange, LayerSet, Millis, ModelId, NodeId, Request,
+    LayerRange, LayerSet, Millis, ModelId, NodeId, Request, SessionKind,
     backlog::{Backlog, Shed, Ticket},
     lease::{Leases, Load, Verdict},
 };
@@ -26,6 +27,10 @@ use tokio::sync::Notify;
 
 /// Corrections waiting for the next route.
 const MOST: usize = 256;
+
+/// How long a node that does not compute sessions of a kind is not asked for one, ms: it may start again on another device, or as
+/// another version.
+const LACKS_MS: u64 = 600_000;
 
 /// A prompt that waits for room looks for it as often at least: it may have become free without a word to this node.
 const ROOM: Duration = Duration::from_secs(1);
@@ -45,8 +50,31 @@ pub enum Feedback {
 struct Learned {
     leases: Leases,
     waiting: VecDeque<Feedback>,
+    /// Which nodes do not compute sessions of which model and kind, and since when that is known.
+    lacking: VecDeque<(Millis, NodeId, ModelId, SessionKind)>,
     /// Prompts that wait for room, by model.
     backlogs: BTreeMap<ModelId, Backlog>,
+}
+
+impl Learned {
+    fn lack(&mut self, now: Millis, node: NodeId, model: ModelId, kind: SessionKind) {
+        if kind == SessionKind::DEFAULT {
+            return;
+        }
+        let is_old = |entry: &(Millis, NodeId, ModelId, SessionKind)| {
+            (entry.1, entry.2, entry.3) == (node, model, kind)
+        };
+        self.lacking.retain(|entry| !is_old(entry));
+        if self.lacking.len() == MOST {
+            self.lacking.pop_front();
+        }
+        self.lacking.push_back((now, node, model, kind));
+    }
+
+    fn lacking_at(&self, now: Millis, model: ModelId, kind: SessionKind) -> BTreeSet<NodeId> {
+        let recent = self.lacking.iter().filter(|(since, ..)| now.since(*since) < LACKS_MS);
+        recent.filter(|entry| (entry.2, entry.3) == (model, kind)).map(|entry| entry.1).collect()
+    }
 }
 
 /// A handle on what was learned; clones share it.
@@ -89,6 +117,17 @@ impl FeedbackQueue {
         } else {
             learned.leases.refused(now, node);
         }
+    }
+
+    /// A node does not compute sessions of `kind` with its layers of `model`. Dense ones that keep f16 are computed by all.
+    pub fn lacks(&self, node: NodeId, model: ModelId, kind: SessionKind) {
+        let now = self.now();
+        self.learned().lack(now, node, model, kind);
+    }
+
+    /// The nodes of which that is known.
+    pub fn lacking(&self, model: ModelId, kind: SessionKind) -> BTreeSet<NodeId> {
+        self.learned().lacking_at(self.now(), model, kind)
     }
 
     /// A prompt has given its place at a node back: if the node was full, it is so no more.
@@ -220,7 +259,28 @@ fn wait(learned: &mut Learned, lesson: Feedback) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::Shape;
+    use scheduler::{CacheType, Shape};
+
+    #[test]
+    fn nodes_that_do_not_compute_a_kind_are_known_for_a_while() {
+        let (mut learned, model, other) = (Learned::default(), ModelId::numbered(1), ModelId::numbered(2));
+        let (small, dense) =
+            (SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT }, SessionKind::DEFAULT);
+        let (one, two) = (NodeId::numbered(1), NodeId::numbered(2));
+        learned.lack(Millis(0), one, model, small);
+        learned.lack(Millis(5), two, model, small);
+        learned.lack(Millis(5), two, model, dense);
+        assert_eq!(learned.lacking_at(Millis(10), model, small), [one, two].into());
+        assert!(learned.lacking_at(Millis(10), model, dense).is_empty(), "what all compute says nothing");
+        assert!(learned.lacking_at(Millis(10), other, small).is_empty(), "of another model nothing is known");
+        assert_eq!(learned.lacking_at(Millis(LACKS_MS), model, small), [two].into());
+        learned.lack(Millis(LACKS_MS), one, model, small);
+        assert_eq!(learned.lacking_at(Millis(LACKS_MS + 5), model, small), [one].into());
+        for number in 0..2 * MOST as u64 {
+            learned.lack(Millis(0), NodeId::numbered(number), model, small);
+        }
+        assert_eq!(learned.lacking.len(), MOST);
+    }
 
     #[test]
     fn what_one_prompt_learns_the_next_one_knows() {

@@ -140,6 +140,8 @@ pub struct PeerReport {
     pub trust: TrustReport,
     /// How exactly it computes: `exact` or `approx`.
     pub class: String,
+    /// The device that computes there, as it says; empty for processors.
+    pub device: String,
     /// Whether there is a connection.
     pub connected: bool,
     /// How the connection goes, where there is one.

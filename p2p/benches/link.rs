@@ -3,12 +3,16 @@
 //!
 //! Without further words both ends run in this process over loopback, as two daemons of one machine would. Between two hosts, or two
 //! network namespaces (`p2p/benches/link.sh`), one end runs `link serve IP`, which prints where it is, and the other one
-//! `link ask TCP_ADDRESS QUIC_ADDRESS SPIN_ADDRESS [ROUNDS]`. At the last one both ends look for the next datagram without sleeping
-//! for a millisecond after each.
+//! `link ask TCP_ADDRESS QUIC_ADDRESS SPIN_ADDRESS PORT [ROUNDS]`. At the third one both ends look for the next datagram without sleeping
+//! for a millisecond after each. PORT takes the datagrams of the first: in the row `flood` a thread of the asking host sends forged ones
+//! there as fast as it can, as a hostile neighbor would; it takes a processor of its own.
 //!
 //! Links are measured in turns; what is printed is the median of the turns: the median and the 99th percentile of the round trip of
 //! a 16 KiB frame, us, and 64 KiB frames one way, MB/s and MB per second of processor time of both ends together.
 
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use p2p::identity::Identity;
@@ -27,6 +31,37 @@ const SPIN: Duration = Duration::from_millis(1);
 /// Longer than agreeing and measuring take.
 const SOON: Duration = Duration::from_secs(30);
 
+/// Sends datagrams that no session has, as fast as the system takes them, until it is dropped.
+struct Flood(Arc<AtomicBool>);
+
+impl Flood {
+    fn start(ip: &str, port: u16) -> Self {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        socket.set_ttl(255).expect("a hop limit");
+        socket.connect((ip, port)).expect("an address");
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = ends.clone();
+        std::thread::spawn(move || {
+            let mut forged = b"SLAN\x01\0\0\0".to_vec();
+            forged.resize(1_448, 0x77);
+            let mut sent = 0_u64;
+            while !told.load(Ordering::Relaxed) {
+                forged[8..16].copy_from_slice(&sent.to_le_bytes());
+                // What the system does not take is not sent.
+                sent += u64::from(socket.send(&forged).is_ok());
+            }
+            eprintln!("{sent} forged datagrams");
+        });
+        Self(ends)
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A node that the others are measured against.
 struct Server {
     network: Network,
@@ -44,13 +79,18 @@ async fn main() {
             // A node ends when its last handle is dropped.
             let nodes = servers(ip).await;
             nodes.iter().for_each(|node| println!("{}", node.address));
+            println!("{}", nodes[0].network.datagram_port().expect("it takes datagrams"));
             std::future::pending::<()>().await;
             drop(nodes);
         }
-        ["ask", tcp, quic, spin, ..] => ask([tcp, quic, spin], rounds).await,
+        ["ask", tcp, quic, spin, port, ..] => {
+            let rounds = words.get(5).and_then(|word| word.parse().ok()).unwrap_or(1_000_usize).max(1);
+            ask([tcp, quic, spin], port.parse().expect("a port"), rounds).await;
+        }
         _ => {
             let nodes = servers("127.0.0.1").await;
-            ask(std::array::from_fn(|i| nodes[i].address.as_str()), rounds).await;
+            let port = nodes[0].network.datagram_port().expect("it takes datagrams");
+            ask(std::array::from_fn(|i| nodes[i].address.as_str()), port, rounds).await;
             for node in nodes {
                 node.network.shutdown().await;
             }
@@ -130,18 +170,21 @@ struct Turn {
     mb_per_cpu_s: f64,
 }
 
-async fn ask([tcp, quic, spin]: [&str; 3], rounds: usize) {
+async fn ask([tcp, quic, spin]: [&str; 3], port: u16, rounds: usize) {
     let ip = if tcp.contains("127.0.0.1") { "127.0.0.1" } else { "0.0.0.0" };
     let links = [
         ("tcp", tcp, (LinkMode::Stream, Duration::ZERO), "tcp/0"),
         ("quic", quic, (LinkMode::Stream, Duration::ZERO), "udp/0/quic-v1"),
         ("datagram", tcp, (LinkMode::Datagram, Duration::ZERO), "tcp/0"),
+        ("flood", tcp, (LinkMode::Datagram, Duration::ZERO), "tcp/0"),
         ("spin", spin, (LinkMode::Datagram, SPIN), "tcp/0"),
     ];
-    let mut turns: [Vec<Turn>; 4] = Default::default();
+    let target = tcp.split('/').nth(2).expect("an address");
+    let mut turns: [Vec<Turn>; 5] = Default::default();
     for _ in 0..TURNS {
-        for (at, (_, address, link, transport)) in links.iter().enumerate() {
+        for (at, (name, address, link, transport)) in links.iter().enumerate() {
             let (network, events) = p2p::spawn(config(ip, transport, *link)).await.expect("a node starts");
+            let _flood = (*name == "flood").then(|| Flood::start(target, port));
             let turn = measure(network.clone(), events, (*address).to_owned(), link.0, rounds);
             // Not on the main task: it would pay one more wake-up per frame.
             turns[at].push(tokio::spawn(turn).await.expect("a turn ends"));

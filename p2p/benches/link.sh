@@ -25,8 +25,8 @@ for end in "$a va 1" "$b vb 2"; do
 done
 ip netns exec "$b" "$bench" serve 10.77.0.2 >"$said" &
 server=$!
-while [ "$(wc -l <"$said")" -lt 3 ]; do
+while [ "$(wc -l <"$said")" -lt 4 ]; do
     kill -0 "$server" || exit 1
     sleep 0.1
 done
-ip netns exec "$a" "$bench" ask "$(sed -n 1p "$said")" "$(sed -n 2p "$said")" "$(sed -n 3p "$said")" "$rounds"
+ip netns exec "$a" "$bench" ask "$(sed -n 1p "$said")" "$(sed -n 2p "$said")" "$(sed -n 3p "$said")" "$(sed -n 4p "$said")" "$rounds"

@@ -98,6 +98,8 @@ pub struct Config {
     pub link_loss: u16,
     /// After so many frames to a neighbor the other link is used, and again after as many; 0 for never. For tests.
     pub link_turn: u16,
+    /// Links within this host are measured as any other, in place of keeping the stream. For tests.
+    pub link_within_host: bool,
     /// How much strangers may take.
     pub limits: Limits,
 }
@@ -149,6 +151,7 @@ impl Config {
             link_spin: Duration::ZERO,
             link_loss: 0,
             link_turn: 0,
+            link_within_host: false,
             limits: Limits::default(),
         }
     }

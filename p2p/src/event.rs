@@ -105,7 +105,7 @@ pub struct PeerInfo {
     pub bytes_out: u64,
     /// What it says it runs.
     pub agent: String,
-    /// The link that carries frames to it, where there is another one than its stream.
+    /// The link that carries frames to it, once one did or more than its stream was tried.
     pub link: Option<LinkInfo>,
 }
 

@@ -374,6 +374,7 @@ mod tests {
             offers: Vec::new(),
             links: Vec::new(),
             coordinate: None,
+            room: None,
             addresses: Vec::new(),
             ttl_ms,
             agent: String::new(),

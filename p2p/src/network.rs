@@ -282,6 +282,18 @@ impl Network {
         self.links.cut();
     }
 
+    /// Sends no datagram longer than this any more, as a network with shorter packets: for tests.
+    #[doc(hidden)]
+    pub fn shrink_datagrams(&self, longest: usize) {
+        self.links.shrink(longest);
+    }
+
+    /// Datagrams that were read and named no session: for tests.
+    #[doc(hidden)]
+    pub fn strange_datagrams(&self) -> u64 {
+        self.links.strange()
+    }
+
     /// The port of its datagrams: for tests.
     #[doc(hidden)]
     pub fn datagram_port(&self) -> Option<u16> {

@@ -157,6 +157,7 @@ proptest! {
                 others: &others,
                 movers: &[me],
                 tick: tick as u64,
+                state: tick as u64,
             };
             if let Advice::Hold(range) = keeper.tick(Millis(now), &choice) {
                 prop_assert!(advised == Some(range) && advised_tps >= 13.3);

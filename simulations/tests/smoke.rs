@@ -106,6 +106,8 @@ fn a_crowd_does_not_herd() {
 fn keepers_move_what_grew_badly() {
     let mut scenario = Scenario::parse(SCENARIOS[7]).unwrap();
     (scenario.rate, scenario.requesters) = (1.0, 3);
+    // Narrow machines on four continents: who knows only what others hold makes pipelines across the sea.
+    (scenario.nodes, scenario.room, scenario.regions) = (36, (4, 8), 4);
     let outcome = run(&scenario, Policy::Ours, 1);
     assert_eq!(outcome.violations.total(), 0, "{:?}", outcome.violations);
     assert!((1..=60).contains(&outcome.moves), "{} moves", outcome.moves);

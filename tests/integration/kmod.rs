@@ -59,6 +59,38 @@ fn the_vectors_have_the_tags_of_another_siphash() {
     assert_eq!((total, chunks), (&4000_u32.to_le_bytes()[..], &4000_u16.div_ceil(1408).to_le_bytes()[..]));
 }
 
+/// The service hides devices; what the module's package adds to it shows this one, under a user whose name is not the device's group.
+#[test]
+fn the_service_may_open_the_device_once_the_package_is_there() {
+    let text = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (service, added, rule) = (
+        text("node/packaging/shoal.service"),
+        text("p2p/kmod/shoal-lan.conf"),
+        text("p2p/kmod/60-shoal-lan.rules"),
+    );
+    assert!(service.contains("\nPrivateDevices=yes\n") && service.contains("\nDynamicUser=yes\n"));
+    let says = |line: &str| added.lines().any(|known| known == line);
+    assert!(says("[Service]") && says("PrivateDevices=no") && says("DevicePolicy=closed"));
+    assert!(says("DeviceAllow=/dev/shoal_lan rw") && says("SupplementaryGroups=shoal"));
+    assert!(rule.contains("KERNEL==\"shoal_lan\"") && rule.contains("GROUP=\"shoal\""));
+    // A user that is made for the service cannot have the name of a group that exists.
+    let user = added.lines().find_map(|line| line.strip_prefix("User=")).unwrap();
+    assert_ne!(user, "shoal");
+    let package = TempDir::new().unwrap();
+    match Command::new(folder().join("deb")).arg(package.path()).output() {
+        Ok(made) if made.status.success() => {
+            let made = fs::read_dir(package.path()).unwrap().next().unwrap().unwrap().path();
+            let listed = Command::new("dpkg-deb").arg("--contents").arg(made).output().unwrap();
+            let listed = String::from_utf8(listed.stdout).unwrap();
+            assert!(listed.contains("/usr/lib/systemd/system/shoal.service.d/shoal-lan.conf"), "{listed}");
+        }
+        made => {
+            assert!(std::env::var_os("SHOAL_REQUIRE_TOOLS").is_none(), "{made:?}");
+            eprintln!("skipped: no package is made here ({made:?})");
+        }
+    }
+}
+
 #[test]
 fn the_modules_pure_part_passes_under_sanitizers() {
     let temp = TempDir::new().unwrap();

@@ -62,12 +62,9 @@ fn an_answer_does_not_depend_on_the_link() {
 
 #[test]
 fn a_swarm_of_one_machine_takes_the_link_that_it_is_told() {
-    let run = |link: &str| {
-        let words = ["up", "--local", "2", "--link", link, "--json", "-n", TOKENS, "--run", PROMPT];
-        Shoal::new().json(words, "")
-    };
-    let stream = run("stream");
-    same(&run("datagram"), &stream);
+    let (stream, [datagrams, streamed]) = up(&["--link", "stream"]);
+    assert!(datagrams == 0 && streamed > 0, "{streamed} frames by stream, {datagrams} by datagram");
+    by_datagram(&["--link", "datagram"], &stream);
     let refused = Shoal::new().run_with(["up", "--link", "pigeon"], "");
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && why.contains("use auto, stream, datagram or kmod"), "{why}");
@@ -81,13 +78,37 @@ fn a_swarm_of_one_machine_takes_the_link_that_it_is_told() {
     if !std::path::Path::new("/dev/shoal_lan").exists() {
         refused(&["--link", "kmod"], "modprobe shoal_lan");
     }
-    same(&spin(), &stream);
+    // Both ends look for datagrams without sleeping: the same tokens.
+    by_datagram(&["--link", "datagram", "--spin", "500"], &stream);
+    // A prompt has no link of its own.
+    let refused = Shoal::new().fails(["run", "--link", "datagram", PROMPT], "").1;
+    assert!(refused.contains("shoal join --link datagram"), "{refused}");
 }
 
-/// Both ends look for datagrams without sleeping: the same tokens.
-fn spin() -> Value {
-    let words = [
-        "up", "--local", "2", "--link", "datagram", "--spin", "500", "--json", "-n", TOKENS, "--run", PROMPT,
-    ];
-    Shoal::new().json(words, "")
+/// What a swarm of two nodes on this machine answers, and how many frames its standard error says went by datagram and by stream.
+fn up(links: &[&str]) -> (Value, [u64; 2]) {
+    let words = [&["up", "--local", "2", "--json", "-n", TOKENS, "--run", PROMPT], links].concat();
+    let output = Shoal::new().run_with(words, "");
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{err}");
+    let link =
+        err.lines().find(|line| line.starts_with("link to ")).unwrap_or_else(|| panic!("no link: {err}"));
+    let counts = [" frames by datagram", " by stream"].map(|what| {
+        let mut parts = link.split(", ").filter_map(|part| part.strip_suffix(what));
+        parts.find_map(|number| number.parse().ok()).unwrap_or_else(|| panic!("{link}"))
+    });
+    (serde_json::from_str(out.lines().last().unwrap()).unwrap(), counts)
+}
+
+/// The same tokens by datagrams. A first answer may be over before the nodes have agreed on them.
+fn by_datagram(links: &[&str], stream: &Value) {
+    let started = Instant::now();
+    loop {
+        let (said, [datagrams, _]) = up(links);
+        same(&said, stream);
+        if datagrams > 0 {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "{links:?}: no frame went by datagram");
+    }
 }

@@ -58,6 +58,9 @@ pub struct RunArgs {
     /// One JSON object per line: a line per piece of text, the summary last
     #[arg(long)]
     pub json: bool,
+    /// Refused: the links between other nodes are theirs, and those of this one serve all prompts
+    #[arg(long, hide = true, value_name = "LINK")]
+    pub link: Option<p2p::LinkMode>,
 }
 
 /// `shoal chat`

@@ -124,6 +124,12 @@ pub(super) fn question(prompt: PromptInput, args: &AnswerArgs) -> Result<PromptR
 
 /// Whether a model is named and no prompt where a person can type: then they talk. The model is taken for `--model`.
 pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
+    if let Some(link) = args.link {
+        return Err(Error::usage(format!(
+            "links are a node's and serve all its prompts: start the node with `shoal join --link {link}`, or a swarm of this \
+             machine with `shoal up --link {link}`"
+        )));
+    }
     let talks = name_the_model(args)? && args.prompt.is_none() && io::stdin().is_terminal();
     if talks && args.raw {
         return Err(Error::usage(

@@ -35,7 +35,7 @@ impl Child {
             command.args(arguments).stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
             // Ctrl-C at a terminal is for the daemon, which lets running sessions end first.
             command.process_group(0);
-            for name in ["RUST_LOG", "RUST_BACKTRACE"] {
+            for name in KEPT {
                 if let Some(value) = std::env::var_os(name) {
                     command.env(name, value);
                 }
@@ -73,6 +73,16 @@ impl Child {
         }
     }
 }
+
+/// Variables of the environment that a child has too: what it prints, and where drivers of GPUs are.
+const KEPT: &[&str] = &[
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "VK_DRIVER_FILES",
+    "VK_ICD_FILENAMES",
+    #[cfg(debug_assertions)]
+    "SHOAL_GPU_FAULT",
+];
 
 /// A panic elsewhere leaves these maps as consistent as they were.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -26,6 +26,7 @@ pub mod descriptors;
 mod filter;
 #[cfg(all(debug_assertions, target_os = "linux"))]
 pub mod probe;
+pub mod watch;
 
 use std::sync::{
     Once,

@@ -55,7 +55,7 @@ pub use self::{
     setup::{Absent, Beside, Caps, DraftWith, Front, Notice, Serve, Setup, Where},
 };
 use crate::{
-    Error, Result,
+    Error, Result, clock,
     control::{self, Call, Line, Question},
     reports::{StatusReport, Switched},
     sessions::reader,
@@ -394,7 +394,11 @@ impl Daemon {
             ServingEvent::Served(entry) => self.serving.book(entry),
             ServingEvent::Died(_) if self.serving.gate.is_draining() => {}
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
-            ServingEvent::Restarted(restarted) => self.serving.models.restarted(restarted),
+            ServingEvent::Restarted(restarted) => {
+                if self.serving.models.restarted(restarted) {
+                    self.announcing.gossip.tell();
+                }
+            }
             ServingEvent::Moved(moved) => {
                 if self.serving.moved(*moved) {
                     self.announcing.gossip.tell();
@@ -423,7 +427,7 @@ impl Daemon {
         }
         self.serving.keep_for(self.trusting.contributors());
         self.serving.admit();
-        if self.serving.place(&self.view) {
+        if self.serving.place(&self.view, clock::unix_ms()) {
             self.announcing.gossip.tell();
         }
         let (fetched, idle) = (self.serving.pulls.pace.taken_bytes(), self.serving.table.is_empty());

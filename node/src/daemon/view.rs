@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use p2p::{
     path::named,
     wire::{
-        announce::{Announcement, Class, Offer},
+        announce::{Announcement, Class, Offer, PlaceRoom},
         control::Contact,
     },
 };
@@ -34,8 +34,17 @@ const LOSSES: usize = 256;
 pub(super) struct Facts {
     pub addresses: Vec<String>,
     pub offers: Vec<Offer>,
+    /// What it may hold of one of them, if it chooses itself.
+    pub room: Option<PlaceRoom>,
     pub agent: String,
     pub class: Class,
+}
+
+impl Facts {
+    /// The device that computes, where it is no processor: what follows program and version.
+    pub fn device(&self) -> &str {
+        self.agent.split_once(' ').map_or("", |(_, device)| device)
+    }
 }
 
 /// What became of an announcement.
@@ -115,7 +124,7 @@ impl Viewing {
         if node == self.me {
             return Heard::Nothing;
         }
-        let Announcement { capability, class, offers, links, coordinate, addresses, agent, ttl_ms } =
+        let Announcement { capability, class, offers, links, coordinate, room, addresses, agent, ttl_ms } =
             announcement;
         match self.swarm.merge_for(capability, now, u64::from(ttl_ms)) {
             Merged::Fresh => {}
@@ -133,7 +142,7 @@ impl Viewing {
         }
         coordinate.into_iter().for_each(|place| self.swarm.place(node, place));
         let addresses = addresses.iter().map(|address| named(address, node)).collect();
-        let facts = Facts { addresses, offers, agent, class };
+        let facts = Facts { addresses, offers, room, agent, class };
         if self.facts.insert(node, facts).is_some() {
             return Heard::News;
         }
@@ -254,7 +263,8 @@ mod tests {
             if n > 1 {
                 let class = if n == 2 { Class::D1 } else { Class::Approx };
                 let (addresses, offers) = (vec![format!("/memory/{n}")], Vec::new());
-                view.facts.insert(node(n), Facts { addresses, offers, agent: String::new(), class });
+                view.facts
+                    .insert(node(n), Facts { addresses, offers, room: None, agent: String::new(), class });
             }
         }
         view

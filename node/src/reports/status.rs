@@ -57,7 +57,7 @@ pub struct NetworkStatus {
     pub refused_versions: Vec<RefusedReport>,
     /// Nodes whose announcements count, this one left out.
     pub known_nodes: usize,
-    /// What carries frames to the neighbors with which more than a stream was tried.
+    /// What carries frames to the peers that any were sent to, or with which more than a stream was tried.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReport>,
 }
@@ -70,6 +70,9 @@ pub struct LinkReport {
     pub node: String,
     /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
     pub link: String,
+    /// Whether the kernel module helps this node there, as its echoes were measured; absent where they were not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module_helps: Option<bool>,
 }
 
 /// A node that speaks another version of the protocols.
@@ -240,6 +243,9 @@ pub struct ModelReport {
     /// The process that holds it.
     #[serde(flatten)]
     pub memory: MemoryStatus,
+    /// What computes it here.
+    #[serde(flatten)]
+    pub device: DeviceStatus,
     /// How fast it computes here.
     #[serde(flatten)]
     pub speed: SpeedStatus,
@@ -275,6 +281,19 @@ pub struct MemoryStatus {
     pub sandboxed: bool,
     /// Whether the kernel has Landlock, too.
     pub landlocked: bool,
+}
+
+/// What computes a model.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceStatus {
+    /// The device, in words.
+    pub device: String,
+    /// Whether its results are bit for bit those of profile `d1`: `d1` or `approx`.
+    pub class: String,
+    /// What is wrong with the device that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_trouble: Option<String>,
 }
 
 /// How fast a model is computed, measured at load.
@@ -332,8 +351,8 @@ mod tests {
         );
         assert_eq!(
             keys(&status["models"][0]).join(" "),
-            "name called id num_layers loaded serving offered resident_bytes sandboxed landlocked decode_ms_per_layer \
-             prefill_ms_per_layer visit_ms read_bytes_per_s load_ms worker_pid fetching bares"
+            "name called id num_layers loaded serving offered resident_bytes sandboxed landlocked device class \
+             decode_ms_per_layer prefill_ms_per_layer visit_ms read_bytes_per_s load_ms worker_pid fetching bares"
         );
         for (part, names) in [
             ("reached", "class why"),

@@ -123,12 +123,14 @@ impl RequestDriver {
 
     pub(super) fn find_route(&mut self, deny: Vec<NodeId>) {
         let (answer, found) = oneshot::channel();
+        let plan = &self.state.plan;
+        let lacking = self.state.means.feedback.lacking(plan.model, plan.form.kind);
         let question = Reroute {
             session: self.state.plan.session,
             model: self.state.plan.model,
             policy: self.state.plan.route.policy.clone(),
             shape: self.state.plan.route.shape,
-            deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),
+            deny: deny.into_iter().chain(self.checks.denied.iter().copied()).chain(lacking).collect(),
             shadow: self.state.plan.shadow,
             answer,
         };

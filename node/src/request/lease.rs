@@ -110,6 +110,7 @@ impl Leases {
         };
         let (network, there) = (state.means.network.clone(), state.plan.contact(node));
         let (me, feedback, model) = (state.means.me, state.means.feedback.clone(), state.plan.model);
+        let kind = state.plan.form.kind;
         tokio::spawn(async move {
             let asked = async {
                 if network.connect(&there).await.is_err() {
@@ -138,8 +139,9 @@ impl Leases {
                 Ok(Answer::Refused { reason, text, held }) => {
                     tracing::info!(%node, ?reason, text, "lease refused");
                     // What this session asks for says nothing of the node's room for others.
-                    if reason != Refusal::Malformed {
-                        feedback.refused(node, model, reason, &held);
+                    match reason {
+                        Refusal::Malformed => feedback.lacks(node, model, kind),
+                        reason => feedback.refused(node, model, reason, &held),
                     }
                     Err(Failure::Refused)
                 }
@@ -150,7 +152,11 @@ impl Leases {
                     feedback.refused(node, model, Refusal::Busy, &[]);
                     Err(Failure::Late)
                 }
-                Err(HopError::Closed) => Err(Failure::Closed),
+                Err(HopError::Closed) => {
+                    // A node of before closes the stream at a kind that it does not know.
+                    feedback.lacks(node, model, kind);
+                    Err(Failure::Closed)
+                }
             };
             let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer, load }).await;
         });

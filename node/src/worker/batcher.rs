@@ -7,7 +7,7 @@ use std::{collections::VecDeque, ops::Range, time::Instant};
 
 use p2p::codec::{self, Wire};
 use scheduler::session::MAX_DRAFT;
-use shard::executor::{Capacity, Input, Item, Output, Workspace};
+use shard::executor::{Capacity, Input, Item, Output, Pass, Workspace};
 
 use super::{
     drafts::Drafts,
@@ -64,7 +64,7 @@ impl<'m> Batcher<'m> {
         let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: LOGIT_ROWS };
         let workspaces =
             model.stages.iter().map(|stage| Workspace::new(&**stage, capacity)).collect::<Result<_, _>>()?;
-        let sessions = Sessions::new(model, kv_bytes);
+        let sessions = Sessions::new(model, model.state_room(kv_bytes));
         let (rows, tokens) = (Vec::new(), Vec::new());
         let (drafts, logits, served) = (Drafts::new(model), Vec::new(), Vec::new());
         Ok(Self { model, sessions, drafts, workspaces, rows, tokens, logits, served })
@@ -273,6 +273,7 @@ impl<'m> Batcher<'m> {
     fn compute(&mut self, going: &mut [Going]) -> Result<()> {
         let (stage, layers) = (going[0].held.stage, going[0].held.layers);
         let rounding = going[0].held.rounding.clone();
+        let top = self.candidates(going);
         let mut items: Vec<Item<'_>> = going
             .iter_mut()
             .map(|job| Item {
@@ -289,7 +290,21 @@ impl<'m> Batcher<'m> {
                 },
             })
             .collect();
-        Ok(self.model.stages[stage].run(&mut self.workspaces[stage], layers, &rounding, &mut items)?)
+        let pass = Pass { layers, rounding: &rounding, states: false, top };
+        Ok(self.model.stages[stage].pass(&mut self.workspaces[stage], pass, &mut items)?)
+    }
+
+    /// How many of the largest logits are enough for all jobs that choose a token; 0 for all logits.
+    fn candidates(&mut self, going: &[Going]) -> usize {
+        let mut most = 0;
+        for job in going.iter().filter(|job| job.run.want == Want::Sample) {
+            let conductor = self.sessions.conductor(ipc::session(job.run.session));
+            match conductor.and_then(|conductor| conductor.candidates()) {
+                Some(count) => most = most.max(count),
+                None => return 0,
+            }
+        }
+        most
     }
 
     /// What the last pass gave for its job `index`.
@@ -306,9 +321,12 @@ impl<'m> Batcher<'m> {
                 }
             }
             Want::Sample => {
-                self.logits.clear();
-                self.logits.extend_from_slice(workspace.logits(index));
                 let draft = &job.run.draft.0;
+                let most = workspace.top(index).len() / (draft.len() + 1);
+                let vocab = self.model.blueprint().vocab;
+                if !workspace.spread_top(index, (most, vocab), &mut self.logits) {
+                    self.logits.extend_from_slice(workspace.logits(index));
+                }
                 let position = (job.run.from + job.run.rows) as usize - draft.len();
                 let chosen = self
                     .sessions
@@ -356,10 +374,14 @@ mod tests {
     };
 
     use super::*;
-    use crate::worker::ipc::{DraftIds, Load, Open};
+    use crate::worker::{
+        ipc::{DraftIds, Load, Open},
+        load::open_device,
+    };
 
     fn load(layers: (u32, u32)) -> Loaded {
-        Loaded::load(&asked(layers), None).unwrap()
+        let asked = asked(layers);
+        Loaded::load(&asked, None, open_device(&asked).unwrap()).unwrap()
     }
 
     fn asked(layers: (u32, u32)) -> Load {
@@ -374,6 +396,7 @@ mod tests {
             threads: Some(1),
             isa: None,
             device: "cpu".into(),
+            tried: false,
             kv_bytes: u64::MAX,
             processors: Vec::new(),
             nice: false,
@@ -487,7 +510,8 @@ mod tests {
         std::fs::write(file.path(), &contents).unwrap();
         let path = Some(file.path().as_os_str().as_encoded_bytes().to_vec());
         let asked = Load { path, bytes: contents.len() as u64, ..asked((1, 3)) };
-        let model = Loaded::load(&asked, Some(file.reopen().unwrap())).unwrap();
+        let device = open_device(&asked).unwrap();
+        let model = Loaded::load(&asked, Some(file.reopen().unwrap()), device).unwrap();
         let mut engine = Batcher::new(&model, u64::MAX).unwrap();
         open(&mut engine, 1, (1, 3), &[]);
         let mut rows = |from: u32, rows: u32| {

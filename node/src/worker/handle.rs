@@ -31,9 +31,9 @@ use tokio::{
 };
 
 use super::{
-    Conduct, DraftSeat, DraftTo, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS,
-    OpenSession, Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
-    ipc::{self, Ask, Frame, Tell},
+    Conduct, DraftSeat, DraftTo, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, Measure,
+    OUTPUTS, OpenSession, Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
+    ipc::{self, Ask, Frame, Tell, Trouble},
     room::Keeps,
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
     shrunk,
@@ -104,6 +104,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let ready = match ipc::receive::<Tell>(&mut read).await {
         Ok(Some((Tell::Ready(ready), _))) => accept(ready).map_err(dead),
         Ok(Some((Tell::Failed { why }, _))) => Err(Fault::Refused(why)),
+        Ok(Some((Tell::Unfit { trouble: Trouble::Lost(why) }, _))) => Err(Fault::Lost(why)),
         Ok(Some(_)) => Err(Fault::Dead("it spoke before it was ready".into())),
         Ok(None) => Err(Fault::Dead("it ended while it loaded the model".into())),
         Err(error) => Err(Fault::Dead(error.to_string())),
@@ -112,6 +113,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     if let Some(file) = &file {
         identity::checked(&file.file, ready.model);
     }
+    let on_gpu = spec.is_on_gpu();
     let shared = Arc::new(Shared {
         child: Some(child),
         program,
@@ -122,6 +124,8 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         costs: ready.costs.clone(),
         small_shares: ready.small_shares,
         alive: AtomicBool::new(true),
+        on_gpu,
+        trouble: OnceLock::new(),
         dismissed: AtomicBool::new(false),
         next_id: AtomicU64::new(0),
         state: Mutex::default(),
@@ -164,10 +168,11 @@ fn load(
         threads: Some(threads as u32),
         isa: spec.isa.clone(),
         device: spec.device.to_string(),
+        tried: spec.measure == Measure::Trial,
         kv_bytes: spec.kv_bytes,
         processors: processors.iter().map(|processor| *processor as u32).collect(),
         nice: spec.nice,
-        measure: spec.measure,
+        measure: spec.measure != Measure::Nothing,
     })
 }
 
@@ -191,6 +196,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         vocabulary: ready.vocabulary,
         context: ready.context,
         kv_bytes_per_layer_position: ready.kv_bytes_per_layer_position,
+        kv_bytes: ready.kv_bytes,
         resident_bytes: ready.resident_bytes,
         decode_ms: ready.decode_ms,
         prefill_ms: ready.prefill_ms,
@@ -200,6 +206,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         layer_bytes: ready.layer_bytes,
         costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
+        device: ready.device,
         goes_back: ready.goes_back,
         attends_window: ready.attends_window,
         small_shares: ready.small_shares,
@@ -235,6 +242,8 @@ impl Worker {
             costs: None,
             small_shares: None,
             alive: AtomicBool::new(alive),
+            on_gpu: false,
+            trouble: OnceLock::new(),
             dismissed: AtomicBool::new(true),
             next_id: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -446,6 +455,11 @@ impl Worker {
     /// Whether the child runs, as far as we know.
     pub fn is_alive(&self) -> bool {
         self.shared.alive.load(Ordering::SeqCst)
+    }
+
+    /// What the child said of its device before it ended.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.shared.trouble.get().cloned()
     }
 
     /// The child's process number; 0 for a worker that never was.

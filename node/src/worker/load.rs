@@ -10,8 +10,9 @@ use blake3::Hasher;
 use scheduler::{CacheType, LayerRange, LayerSet, ModelId, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
-    executor::{self, Device, DeviceName, Ends, Executor, Options},
+    executor::{self, Class, Device, DeviceName, Ends, Executor, Options},
     gguf::Gguf,
+    golden,
     kernels::threads::Pool,
     models::{Blueprint, layer_costs},
     tokenizer::{Encode, Tokenizer, chat::Template},
@@ -38,6 +39,8 @@ pub(super) struct Loaded {
     pub(super) name: String,
     /// What computes.
     pub(super) device: Device,
+    /// Whether it gives the bits of profile `d1`.
+    pub(super) exact: bool,
     /// One per merged range, ascending; at least one.
     pub(super) stages: Vec<Box<dyn Executor>>,
     pub(super) context: usize,
@@ -55,7 +58,7 @@ pub(super) struct Loaded {
 
 impl Loaded {
     /// Maps the file, `None` for the embedded model, and packs the layers.
-    pub(super) fn load(load: &Load, file: Option<File>) -> Result<Self> {
+    pub(super) fn load(load: &Load, file: Option<File>, device: Device) -> Result<Self> {
         let started = Instant::now();
         let (gguf, id) = open(load, file)?;
         let gguf = Arc::new(gguf);
@@ -70,10 +73,11 @@ impl Loaded {
         ));
         let asked = usize::try_from(load.context).unwrap_or(usize::MAX);
         let context = model::context(&gguf, Some(asked))?;
-        let threads = load.threads.map_or_else(Pool::physical_cores, |threads| threads as usize);
-        let processors = load.processors.iter().map(|processor| *processor as usize).collect();
-        let wanted: DeviceName = load.device.parse()?;
-        let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), Pool::on(threads, processors)))?;
+        // Before anything is loaded: the names of states follow from it.
+        let exact = is_exact(&device, load.exact)?;
+        if !exact {
+            device.demote();
+        }
         let stages = set
             .ranges()
             .iter()
@@ -89,6 +93,7 @@ impl Loaded {
             model: id,
             name: name(&gguf, load),
             device,
+            exact,
             stages,
             context,
             layer_bytes: model::layer_bytes(&gguf) / u64::from(num_layers.max(1)),
@@ -137,6 +142,11 @@ impl Loaded {
             (whole > 0).then(|| (small * u64::from(SHARES)).div_ceil(whole))
         });
         shares.max().map_or(SHARES, |share| u32::try_from(share).unwrap_or(u32::MAX))
+    }
+
+    /// What caches may take of `kv_bytes`: no more than the memory of a device holds.
+    pub(super) fn state_room(&self, kv_bytes: u64) -> u64 {
+        self.stages.iter().filter_map(|stage| stage.state_room()).fold(kv_bytes, u64::min)
     }
 
     /// State bytes of `positions` in `layers`, which `stage` holds, with keys and values in the form `cache`.
@@ -191,6 +201,37 @@ impl Loaded {
         });
         let constraints = made.as_ref().map_err(|why| Error::usage(why.clone()))?;
         constraints.constraint(&format).map_err(|failure| Error::usage(failure.to_string()))
+    }
+}
+
+/// Opens what `load` says shall compute.
+pub(super) fn open_device(load: &Load) -> Result<Device> {
+    let threads = load.threads.map_or_else(Pool::physical_cores, |threads| threads as usize);
+    let processors = load.processors.iter().map(|processor| *processor as usize).collect();
+    let wanted: DeviceName = load.device.parse()?;
+    let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), Pool::on(threads, processors)))?;
+    if load.tried && device.is_software() && !tries_software() {
+        return Err(Error::usage(format!(
+            "{wanted} is a software device, which is slower than the processor"
+        )));
+    }
+    Ok(device)
+}
+
+/// Whether `--device auto` tries software devices, as a test may want it.
+fn tries_software() -> bool {
+    #[cfg(debug_assertions)]
+    return super::fault::tries_software();
+    #[cfg(not(debug_assertions))]
+    false
+}
+
+/// Whether `device` gives the bits of profile `d1`; `known` is what an earlier worker of this machine found.
+fn is_exact(device: &Device, known: Option<bool>) -> Result<bool> {
+    match (device.class(), known) {
+        (Class::Approx, _) => Ok(false),
+        (Class::D1, Some(known)) => Ok(known),
+        (Class::D1, None) => Ok(golden::check_device(device)?.iter().all(|check| check.passed())),
     }
 }
 

@@ -31,6 +31,9 @@ mod assigned;
 mod batcher;
 mod drafts;
 mod echo;
+mod fastest;
+#[cfg(debug_assertions)]
+mod fault;
 mod handle;
 mod identity;
 pub mod ipc;
@@ -63,8 +66,9 @@ use shard::{
 
 pub use assigned::Assigned;
 pub use drafts::{DraftSeat, DraftTo, MAX_DRAFTS};
+pub use fastest::{failed, spawn_fastest};
 pub use handle::{Worker, spawn};
-pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Want};
+pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Trouble, Want};
 pub use poison::PoisonGuard;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 pub use room::Room;
@@ -89,6 +93,17 @@ pub enum Source {
     Embedded,
     /// In a GGUF file, which may have holes where other layers would be.
     File(PathBuf),
+}
+
+/// What a worker measures at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Nothing.
+    Nothing,
+    /// How fast it computes.
+    Speed,
+    /// The same, of a device that is tried for `--device auto`, which takes no software device.
+    Trial,
 }
 
 /// What a worker is started for.
@@ -122,7 +137,7 @@ pub struct Spec {
     pub nice: bool,
     /// Whether it measures its speed at load. One that is not announced need not: it is most of what starting one
     /// with few layers takes.
-    pub measure: bool,
+    pub measure: Measure,
     /// The program to start as `PROGRAM worker`; `None` for this one.
     pub program: Option<PathBuf>,
     /// Who remembers which sessions were being computed when a worker died; shared by all workers of a daemon.
@@ -130,6 +145,11 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// Whether what computes has a driver that may fail.
+    pub fn is_on_gpu(&self) -> bool {
+        !matches!(self.device, DeviceName::Cpu | DeviceName::CandleCpu | DeviceName::Auto)
+    }
+
     /// All of the model in `source`: sessions of 4096 positions, 1 GiB of caches, all cores.
     pub fn new(source: Source) -> Self {
         Self {
@@ -145,7 +165,7 @@ impl Spec {
             room: Room::default(),
             pin: true,
             nice: false,
-            measure: true,
+            measure: Measure::Speed,
             program: None,
             guard: PoisonGuard::default(),
         }
@@ -173,6 +193,8 @@ pub struct Ready {
     pub context: u32,
     /// Cache bytes of one position in one layer.
     pub kv_bytes_per_layer_position: u64,
+    /// Memory for caches, bytes: [`Spec::kv_bytes`], or less where a device has less.
+    pub kv_bytes: u64,
     /// Bytes of all weights in memory.
     pub resident_bytes: u64,
     /// One decoded token through one layer, ms. Measured at load, like all times here; they are 0 where
@@ -193,6 +215,8 @@ pub struct Ready {
     pub costs: Option<LayerCosts>,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
+    /// What computes, in words.
+    pub device: String,
     /// Whether states go back to any position ([`shard::models::Blueprint::goes_back`]).
     pub goes_back: bool,
     /// Whether rows may see a window of positions alone.
@@ -220,6 +244,7 @@ impl Ready {
             vocabulary: [0; 32],
             context: u32::try_from(context).unwrap_or(u32::MAX),
             kv_bytes_per_layer_position: 0,
+            kv_bytes: 0,
             resident_bytes: 0,
             decode_ms: 0.0,
             prefill_ms: 0.0,
@@ -229,6 +254,7 @@ impl Ready {
             layer_bytes: 0,
             costs: None,
             class: Class::Approx,
+            device: String::new(),
             goes_back: true,
             attends_window: false,
             attends_sparse: false,
@@ -470,6 +496,9 @@ impl fmt::Display for Fault {
             Self::Poison => f.write_str(
                 "two workers died while they computed this session: it is given up, change the prompt",
             ),
+            Self::Lost(why) => {
+                write!(f, "the device failed ({why}): `--device cpu` computes the same without it")
+            }
             Self::Dead(why) => write!(f, "the worker is gone ({why}): start another"),
         }
     }

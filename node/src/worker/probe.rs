@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use scheduler::LayerRange;
 use shard::{
-    executor::{Capacity, Class, Executor, Input, Item, Output, Workspace},
-    golden,
+    executor::{Capacity, Executor, Input, Item, Output, Workspace},
     round::Rounding,
 };
 
@@ -85,15 +84,6 @@ fn last_layer(model: &Loaded) -> Result<Times> {
     let stage = &*model.stages[0];
     let both = Bench::new(stage, 1)?.median(stage.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
     Ok(Times { decode_ms: both, prefill_ms: both, visit_ms: 0.0, head_ms: 0.0 })
-}
-
-/// Whether what computes here gives the bits of profile `d1`; `known` is what an earlier worker of this machine found.
-pub(super) fn is_exact(model: &Loaded, known: Option<bool>) -> Result<bool> {
-    match (model.stages[0].class(), known) {
-        (Class::Approx, _) => Ok(false),
-        (Class::D1, Some(known)) => Ok(known),
-        (Class::D1, None) => Ok(golden::check_device(&model.device)?.iter().all(|check| check.passed())),
-    }
 }
 
 /// Fixed part and slope of a line through the times of one and of `few` layers, which weigh `weight(1)` and `weight(few)`.

@@ -15,23 +15,26 @@ use std::{
     io::{self, BufReader},
     os::{fd::AsFd, unix::net::UnixStream},
     process,
-    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
-    thread,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use shard::{draft::DraftToken, kernels::threads::Pool};
+use shard::{draft::DraftToken, executor::Device, golden, kernels::threads::Pool};
 
 use super::{
     MAX_JOBS,
     batcher::{Asked, Batcher},
-    ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
-    load::Loaded,
+    ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
+    load::{self, Loaded},
     probe::{self, Times},
 };
 use crate::{
     Error, Result,
-    confine::{self, Confinement, Purpose, descriptors},
+    confine::{self, Confinement, Purpose, descriptors, watch},
 };
 
 /// Frames between two threads.
@@ -41,6 +44,8 @@ const QUEUE: usize = 64;
 const WAITING: usize = MAX_JOBS + QUEUE;
 /// How often idle sessions are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How often a device that has nothing to do computes a hash of the self-test again.
+const CHECK: Duration = Duration::from_secs(60);
 /// Buffer of the reader: a decode step of most models in one system call.
 const READ_BUFFER: usize = 64 << 10;
 
@@ -74,18 +79,77 @@ pub fn run() -> Result<()> {
     let memory = confine::for_model(load.bytes, load.kv_bytes);
     let confinement = confine::enter_worker(Purpose::Compute, &load.device, memory);
     let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
-    let loaded = match Loaded::load(&load, file) {
-        Ok(loaded) => loaded,
+    let (tells, written) = spawn_writer(writer)?;
+    let last_words = Arc::downgrade(&tells);
+    watch::start(&load.device, move |why| {
+        if let (Some(tells), Ok(told)) = (last_words.upgrade(), unfit(why)) {
+            let _ = tells.try_send(told);
+        }
+    })?;
+    let outcome = compute(&load, file, confinement, &asks, &tells);
+    drop(tells);
+    // What was said last is read before this process ends.
+    let _ = written.join();
+    outcome
+}
+
+fn unfit(why: String) -> io::Result<Frame> {
+    Frame::new(&Tell::Unfit { trouble: Trouble::Lost(why) }, Vec::new())
+}
+
+/// Loads the model and computes with it until the daemon goes.
+fn compute(
+    load: &Load,
+    file: Option<File>,
+    confinement: Confinement,
+    asks: &Receiver<Asked>,
+    tells: &SyncSender<Frame>,
+) -> Result<()> {
+    let say = |frame: Frame| drop(tells.send(frame));
+    let failed = |error: &Error, device: Option<&Device>| match device.and_then(Device::lost) {
+        Some(why) => unfit(why),
+        None => Frame::new(&Tell::Failed { why: error.to_string() }, Vec::new()),
+    };
+    let device = match load::open_device(load) {
+        Ok(device) => device,
         Err(error) => {
-            Frame::new(&Tell::Failed { why: error.to_string() }, Vec::new())?.write(&mut writer)?;
+            say(failed(&error, None)?);
             return Err(error);
         }
     };
-    let mut engine = Batcher::new(&loaded, load.kv_bytes)?;
-    let ready = ready(&loaded, &load, confinement)?;
-    Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
-    let tells = spawn_writer(writer)?;
-    serve(&mut engine, &asks, &tells)
+    #[cfg(debug_assertions)]
+    super::fault::meet(&device, None);
+    let loaded = match Loaded::load(load, file, device.clone()) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            say(failed(&error, Some(&device))?);
+            return Err(error);
+        }
+    };
+    let begin = || {
+        let ready = ready(&loaded, load, confinement)?;
+        let engine = Batcher::new(&loaded, load.kv_bytes)?;
+        // What passes take is taken now.
+        Ok((engine, Ready { kv_bytes: loaded.state_room(load.kv_bytes), ..ready }))
+    };
+    let (mut engine, ready) = match begin() {
+        Ok(begun) => begun,
+        Err(error) => {
+            say(failed(&error, Some(&device))?);
+            return Err(error);
+        }
+    };
+    say(Frame::new(&Tell::Ready(ready), Vec::new())?);
+    serve(&mut engine, asks, tells)
+}
+
+/// [`CHECK`], sooner where a test makes a device go wrong.
+fn check_every() -> Duration {
+    #[cfg(debug_assertions)]
+    if super::fault::is_hasty() {
+        return SWEEP;
+    }
+    CHECK
 }
 
 fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready> {
@@ -102,6 +166,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         vocabulary: loaded.tokenizer.as_ref().map_or([0; 32], |tokenizer| *tokenizer.digest().as_bytes()),
         context: loaded.context as u32,
         kv_bytes_per_layer_position: loaded.position_bytes(),
+        kv_bytes: load.kv_bytes,
         resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
         decode_ms: times.decode_ms,
         prefill_ms: times.prefill_ms,
@@ -110,7 +175,8 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         load_ms: loaded.load_ms,
         layer_bytes: loaded.layer_bytes,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
-        exact: probe::is_exact(loaded, load.exact)?,
+        exact: loaded.exact,
+        device: loaded.stages[0].device(),
         goes_back: blueprint.goes_back(),
         attends_window: attends(AttentionKind::Window(1).into()),
         attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT).into()),
@@ -144,16 +210,37 @@ fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<Receiver<Asked>> {
 }
 
 /// Writes frames; if that fails the daemon is gone, and so is the process.
-fn spawn_writer(mut to: UnixStream) -> Result<SyncSender<Frame>> {
+fn spawn_writer(mut to: UnixStream) -> Result<(Arc<SyncSender<Frame>>, JoinHandle<()>)> {
     let (sender, receiver) = sync_channel::<Frame>(QUEUE);
-    thread::Builder::new().name("writer".into()).spawn(move || {
+    let writer = thread::Builder::new().name("writer".into()).spawn(move || {
         for frame in receiver {
             if frame.write(&mut to).is_err() {
                 process::exit(0);
             }
         }
     })?;
-    Ok(sender)
+    Ok((Arc::new(sender), writer))
+}
+
+/// What another hash than that of profile `d1` says of the device: spot check `number` is computed again, and where it differs
+/// the whole self-test. A device that fails while it is checked has computed nothing: [`Loaded::lost`] says so, or a later check.
+fn inexact(loaded: &Loaded, number: u64) -> Option<Trouble> {
+    #[allow(unused_mut)]
+    let mut spot = golden::check_spot(&loaded.device, number)?.ok()?;
+    #[cfg(debug_assertions)]
+    super::fault::spoil(number, &mut spot);
+    if spot.passed() {
+        return None;
+    }
+    let name = spot.name;
+    let again = match golden::check_device(&loaded.device) {
+        Ok(checks) => {
+            let passed = checks.iter().filter(|check| check.passed()).count();
+            format!("{passed} of {} hashes were right", checks.len())
+        }
+        Err(error) => format!("the self-test ended: {error}"),
+    };
+    Some(Trouble::Inexact(format!("{name} came out otherwise; then {again}")))
 }
 
 fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Frame>) -> Result<()> {
@@ -167,6 +254,7 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
     };
     let mut waiting: VecDeque<Asked> = VecDeque::with_capacity(WAITING);
     let mut swept = Instant::now();
+    let (mut checked, mut checks) = (swept, 0);
     let mut kept_bytes = 0;
     loop {
         if waiting.is_empty() {
@@ -180,6 +268,10 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
         match waiting.front() {
             Some((Ask::Run(_), _)) => {
                 let jobs = engine.fold(&mut waiting);
+                #[cfg(debug_assertions)]
+                if let Some(position) = jobs.iter().map(|(run, _)| run.from).max() {
+                    super::fault::meet(&engine.model.device, Some(position));
+                }
                 engine.run(jobs, &mut tell);
             }
             Some(_) => {
@@ -196,7 +288,19 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
             }
             None => {}
         }
+        if let Some(why) = engine.model.device.lost() {
+            tell(Tell::Unfit { trouble: Trouble::Lost(why) }, Vec::new());
+            return Ok(());
+        }
         let now = Instant::now();
+        if waiting.is_empty() && engine.model.exact && now.duration_since(checked) >= check_every() {
+            checked = now;
+            if let Some(trouble) = inexact(engine.model, checks) {
+                tell(Tell::Unfit { trouble }, Vec::new());
+                return Ok(());
+            }
+            checks += 1;
+        }
         if now.duration_since(swept) >= SWEEP {
             swept = now;
             for (ask, _) in &waiting {

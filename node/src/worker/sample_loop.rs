@@ -98,6 +98,12 @@ impl<'m> SampleLoop<'m> {
         }
     }
 
+    /// How many of the largest logits decide each choice; `None` where all of them do.
+    pub(super) fn candidates(&self) -> Option<usize> {
+        let free = self.constraint.is_none() && self.echo.is_none();
+        self.sampler.params().candidates().filter(|_| free)
+    }
+
     /// Whether rows from position `from` on are to be scored ([`Self::score`]).
     pub(super) fn scores(&self, from: u32) -> bool {
         self.echo.as_ref().is_some_and(|echo| echo.wants(from as usize))

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     Body, Fault, Output, PoisonGuard, Room,
-    ipc::{self, Frame, Tell},
+    ipc::{self, Frame, Tell, Trouble},
     room::{Keeps, Part},
 };
 use crate::confine::child::{Child, lock};
@@ -43,6 +43,10 @@ pub(super) struct Shared {
     /// As [`super::Ready::small_shares`].
     pub(super) small_shares: Option<[u32; 2]>,
     pub(super) alive: AtomicBool,
+    /// Whether a driver may have ended the child.
+    pub(super) on_gpu: bool,
+    /// What it said of its device before it ended.
+    pub(super) trouble: OnceLock<Trouble>,
     /// Whether we wanted the child to end.
     pub(super) dismissed: AtomicBool,
     pub(super) next_id: AtomicU64,
@@ -157,6 +161,9 @@ impl Shared {
                 self.job_done(output.job);
                 return checked(output, payload).map(Some);
             }
+            Tell::Unfit { trouble } => {
+                let _ = self.trouble.set(trouble);
+            }
             Tell::Ready(_) | Tell::Failed { .. } => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it loaded twice"));
             }
@@ -171,7 +178,8 @@ impl Shared {
         let State { replies, jobs, open, .. } = std::mem::take(&mut *state);
         state.dead = Some(why.clone());
         drop(state);
-        if !self.dismissed.load(Ordering::SeqCst) {
+        // A device that fails is no fault of the sessions; what a session does on a processor as well is found there.
+        if !self.dismissed.load(Ordering::SeqCst) && !self.on_gpu {
             let mut suspects: Vec<SessionId> = jobs.into_values().map(|job| job.0).collect();
             suspects.sort_unstable();
             suspects.dedup();
@@ -256,6 +264,8 @@ pub(super) async fn read_frames(
             Err(error) => Err(error),
         };
         match taken {
+            // It computes nothing more, and may hang in a driver at its end.
+            _ if shared.trouble.get().is_some() => break "its device failed".to_string(),
             // Without a receiver the answer has no reader; the handles may still ask.
             Ok(Some(output)) => drop(outputs.send(output).await),
             Ok(None) => {}

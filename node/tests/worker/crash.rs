@@ -157,6 +157,7 @@ fn load() -> Frame {
         threads: Some(1),
         isa: None,
         device: "cpu".into(),
+        tried: false,
         kv_bytes: 1 << 20,
         processors: Vec::new(),
         nice: true,

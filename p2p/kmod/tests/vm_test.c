@@ -1127,6 +1127,7 @@ static void test_wait(void)
 
 static volatile bool flooding;
 static struct end flood_from, flood_to;
+static volatile u32 flood_epoch;
 
 static void *flood(void *arg)
 {
@@ -1138,6 +1139,7 @@ static void *flood(void *arg)
 	while (flooding) {
 		h.message = 1 + rand() % 1000;
 		h.chunk = rand() % 40;
+		h.epoch = flood_epoch;
 		sl_header_write(bytes, &h, flood_to.key);
 		raw_send_now(flood_from.sock, &flood_to, bytes, sizeof(bytes));
 	}
@@ -1150,13 +1152,14 @@ static void test_races(void)
 	struct shoal_lan_session s;
 	pthread_t thread;
 	u64 stored = 0;
-	u32 n;
+	u32 n, step;
 
 	flood_from = end_at(AF_INET, "127.0.0.1", home_ns, RX, SLOT);
 	flood_to = end_at(AF_INET, "127.0.0.1", home_ns, RX, SLOT);
 	munmap(flood_to.area, flood_to.area_bytes);
 	close(flood_to.dev);
 	parameter("rx_delay_us", 200);
+	flood_epoch = flood_to.epoch;
 	flooding = true;
 	pthread_create(&thread, NULL, flood, NULL);
 	/* Attached and closed under the flood. */
@@ -1179,19 +1182,26 @@ static void test_races(void)
 	flood_to.dev = open(DEVICE, O_RDWR);
 	setup.area_bytes = setup.tx_offset = 0;
 	NEED(!ioctl(flood_to.dev, SHOAL_LAN_SETUP, &setup) && !ATTACH(flood_to.dev, flood_to.sock, 0));
-	for (n = 0; n < 40; n++) {
-		struct shoal_lan_rekey rekey = { .rx_session = flood_to.session, .epoch = flood_to.epoch + 1 };
+	for (n = 0; n < 20; n++) {
+		struct shoal_lan_rekey rekey = { .rx_session = flood_to.session };
 
+		flood_epoch = flood_to.epoch;
 		s = session_for(&flood_to, &flood_from, 1408, 0);
 		WORKS(ioctl(flood_to.dev, SHOAL_LAN_SESSION_ADD, &s));
 		usleep(2000);
-		WORKS(ioctl(flood_to.dev, SHOAL_LAN_REKEY, &rekey));
-		usleep(1000);
+		for (step = 1; step <= 20; step++) {
+			/* One key for all epochs: whichever a datagram meets is right as long as its memory is. */
+			memcpy(rekey.key, flood_to.key, SL_KEY);
+			rekey.epoch = flood_to.epoch + step;
+			WORKS(ioctl(flood_to.dev, SHOAL_LAN_REKEY, &rekey));
+			flood_epoch = rekey.epoch;
+			usleep(300);
+		}
 		part(&flood_to);
 		/* Long enough for a receiver that still has the session to go on, before its memory is used again. */
 		usleep(1000);
 	}
-	/* Both keys of the time were right, whichever a datagram met. */
+	/* The keys of the time were right, whichever a datagram met. */
 	NEED(counter(&flood_to, SL_BAD_TAG) == 0);
 	NEED(counter(&flood_to, SHOAL_LAN_FREE_SLOTS) == RX);
 	flooding = false;
@@ -1313,6 +1323,7 @@ static void test_neighbor(void)
 	flood_from = end_at(AF_INET, "127.0.0.1", home_ns, RX, SLOT);
 	flood_to = *b;
 	flood_to.key[3] ^= 1;
+	flood_epoch = flood_to.epoch;
 	flooding = true;
 	pthread_create(&thread, NULL, flood, NULL);
 	for (n = 1; n <= 20; n++)

@@ -16,6 +16,7 @@ use crate::error::{Error, HopError, Result};
 use crate::event::{Command, NamedBy, PeerInfo};
 use crate::home::Said;
 use crate::identity::{node_id, peer_id};
+use crate::link::LinkInfo;
 use crate::link::behaviour::NotOpened;
 use crate::named::Vetting;
 use crate::path;
@@ -120,7 +121,7 @@ impl EventLoop {
                     bytes_in,
                     bytes_out,
                     agent,
-                    link: self.local.links.info(met.node),
+                    link: self.local.links.info(met.node).or_else(|| LinkInfo::of_stream(link.frames(peer))),
                 })
             })
             .collect();

@@ -32,13 +32,10 @@ impl Attached {
         Ok(attached)
     }
 
-    /// Gives the module the keys that it needs: for what comes those of the next epoch too, so that its first datagram is taken.
-    fn keep_keys(&mut self, session: &Session) -> io::Result<()> {
-        let [inward, outward] = session.epochs();
-        for (at, newest) in [inward + 1, outward].into_iter().enumerate() {
-            while self.epochs[at] < newest {
-                let epoch = self.epochs[at] + 1;
-                let key = session.header_key(at == 1, epoch);
+    /// Gives the module the keys that the session has and it has not.
+    pub(crate) fn keep_keys(&mut self, session: &Session) -> io::Result<()> {
+        for (at, (epoch, key)) in session.newest_keys().into_iter().enumerate() {
+            if self.epochs[at] < epoch {
                 self.module.rekey(self.session, at == 1, (epoch, key))?;
                 self.epochs[at] = epoch;
             }
@@ -48,9 +45,6 @@ impl Attached {
 
     /// Sends what may be sent now.
     pub(crate) fn send(&mut self, session: &mut Session, now: Time) {
-        if let Err(error) = self.keep_keys(session) {
-            tracing::debug!(%error, "the kernel module has no key");
-        }
         while let Some(Chunks { message, epoch, sealed, bits }) = session.next_chunks(now) {
             if let Err(error) = self.module.send(self.session, (message, epoch), sealed, &bits) {
                 tracing::debug!(%error, "the kernel module sends nothing");

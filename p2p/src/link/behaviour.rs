@@ -167,8 +167,15 @@ impl Behaviour {
         connection.live.fetch_add(1, Ordering::Relaxed);
         let seat = Seat::Own { _permit: permit };
         let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let guard =
-            Guard { traffic, connection: connection.id, remote: connection.remote, live, _seat: seat };
+        let frames = lane == Lane::Plane(Plane::Data);
+        let guard = Guard {
+            traffic,
+            connection: connection.id,
+            remote: connection.remote,
+            live,
+            frames,
+            _seat: seat,
+        };
         let (node, path) = (remote.node, connection.path);
         let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
         let handler = NotifyHandler::One(connection.id);
@@ -221,6 +228,11 @@ impl Behaviour {
             let traffic = &remote.traffic;
             (traffic.bytes_in.load(Ordering::Relaxed), traffic.bytes_out.load(Ordering::Relaxed))
         })
+    }
+
+    /// The frames that went to `peer` on streams that take no other link.
+    pub fn frames(&self, peer: &PeerId) -> u64 {
+        self.remotes.get(peer).map_or(0, |remote| remote.traffic.frames_out.load(Ordering::Relaxed))
     }
 
     /// Whether no stream runs to or from `peer`.
@@ -371,8 +383,15 @@ impl NetworkBehaviour for Behaviour {
         let seat = Seat::Others { _permit: permit };
         connection.live.fetch_add(1, Ordering::Relaxed);
         let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let guard =
-            Guard { traffic, connection: connection.id, remote: connection.remote, live, _seat: seat };
+        let frames = lane == Lane::Plane(Plane::Data);
+        let guard = Guard {
+            traffic,
+            connection: connection.id,
+            remote: connection.remote,
+            live,
+            frames,
+            _seat: seat,
+        };
         let stream = Stream::new(remote.node, connection.path, io, guard);
         self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
     }

@@ -21,6 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::datagram::receive::MAX_OPEN;
 use super::datagram::session::{MAX_SENT, Served};
 use super::datagram::socket::Socket;
 
@@ -230,12 +231,25 @@ fn map(file: &File, setup: &Setup) -> io::Result<Area> {
     Ok(Area { start, len, tx_offset })
 }
 
-/// Whether the device is there and may be opened by this process.
+/// Whether the device is there and this process's user may open it; it is not opened.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::NotFound`] where the module is not loaded.
-pub(crate) fn can_be_opened() -> io::Result<()> {
-    open().map(|_| ())
+/// What the system says; [`io::ErrorKind::NotFound`] where there is no device.
+pub(crate) fn may_be_opened() -> io::Result<()> {
+    let path = std::ffi::CString::new(DEVICE)?;
+    // SAFETY: the path is a string that ends with a zero and outlives the call, which reads it and nothing else.
+    let said = unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) };
+    if said == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the module is loaded, as the system's list of modules says where it can be read.
+pub(crate) fn is_loaded() -> bool {
+    Path::new("/sys/module/shoal_lan").exists()
+}
+
+/// Slots that one session may hold of so many: two neighbors that end no message leave half of them to the others.
+fn quota(slots: u32) -> u32 {
+    (slots / 4).max(MAX_OPEN as u32)
 }
 
 fn open() -> io::Result<File> {
@@ -282,7 +296,7 @@ impl Module {
             rx_epoch: served.inward.0,
             tx_epoch: served.outward.0,
             chunk_bytes: served.chunk_bytes as u32,
-            quota: self.rx_slots,
+            quota: quota(self.rx_slots),
             top: served.newest,
             ..Enter::default()
         };
@@ -404,10 +418,17 @@ mod tests {
         assert!(header.contains(&format!("#define SHOAL_LAN_ABI {ABI}")));
     }
 
+    /// A session always has room for what its peer may leave half filled, and two of them leave room for others.
+    #[test]
+    fn two_sessions_do_not_take_all_slots() {
+        assert_eq!(SLOTS.map(quota), [8, 4]);
+        assert!(2 * quota(SLOTS[0]) < SLOTS[0]);
+    }
+
     #[test]
     fn a_host_without_the_module_says_so() {
         if !Path::new(DEVICE).exists() {
-            assert_eq!(can_be_opened().unwrap_err().kind(), io::ErrorKind::NotFound);
+            assert_eq!(may_be_opened().unwrap_err().kind(), io::ErrorKind::NotFound);
         }
     }
 }

@@ -29,9 +29,14 @@ pub(crate) enum Known {
     Whole,
 }
 
-/// It cannot.
-pub(crate) fn can_be_opened() -> io::Result<()> {
+/// It may not.
+pub(crate) fn may_be_opened() -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// It is not.
+pub(crate) fn is_loaded() -> bool {
+    false
 }
 
 impl Module {

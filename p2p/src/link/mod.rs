@@ -15,6 +15,7 @@ mod attached;
 pub(crate) mod behaviour;
 mod choice;
 mod datagram;
+mod info;
 #[cfg(target_os = "linux")]
 mod kmod;
 #[cfg(not(target_os = "linux"))]
@@ -31,8 +32,8 @@ mod timer;
 use std::fmt;
 
 pub use choice::{Figures, LinkKind, LinkMode};
+pub use info::LinkInfo;
 pub use links::module_state;
-pub use neighbor::LinkInfo;
 pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};
 

@@ -6,7 +6,6 @@
 //! Limits: of frames on their way and of frames unread the session's; a lane's channels hold no more than these.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +19,11 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use super::attached::Attached;
 use super::choice::{Figures, LinkKind};
 use super::datagram::Time;
+use super::datagram::seal::Secret;
 use super::datagram::send::Place;
 use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
+use super::info::LinkInfo;
 use super::kmod::Module;
 use super::timer::Timer;
 use crate::governor::{Governor, Permit};
@@ -120,41 +121,6 @@ struct Frames {
     turn: u64,
 }
 
-/// What is said of a link to a neighbor.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct LinkInfo {
-    /// The link in use.
-    pub kind: LinkKind,
-    /// Echoes over the stream, once measured.
-    pub stream: Option<Figures>,
-    /// Echoes over datagrams, once measured.
-    pub datagram: Option<Figures>,
-    /// Echoes over datagrams that the kernel module carries at this end, once measured.
-    pub kmod: Option<Figures>,
-    /// Frames that datagrams carried.
-    pub messages: u64,
-    /// Frames that the stream carried from the start.
-    pub streamed: u64,
-    /// Frames that datagrams could not carry and the stream did.
-    pub returned: u64,
-    /// Datagrams sent again.
-    pub sent_again: u64,
-}
-
-impl fmt::Display for LinkInfo {
-    /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        for (name, figures) in [("stream", self.stream), ("datagram", self.datagram), ("kmod", self.kmod)] {
-            if let Some(figures) = figures {
-                write!(f, ", {name} {:.0} us", figures.p50_us[1])?;
-            }
-        }
-        write!(f, ", {} frames by datagram, {} by stream", self.messages, self.streamed)?;
-        write!(f, ", {} of datagrams back on the stream", self.returned)
-    }
-}
-
 /// Which link is used: the stream at first.
 #[derive(Debug, Default)]
 struct Used {
@@ -185,6 +151,8 @@ pub(crate) struct Neighbor {
     pub(crate) room: Notify,
     /// The fast path was left, or the session has ended.
     pub(crate) left: Notify,
+    /// Other keys are wanted.
+    pub(crate) worn: Notify,
     timer: Arc<Timer>,
     _seat: Permit,
 }
@@ -214,8 +182,12 @@ impl Link for Neighbor {
         lane.outstanding.fetch_add(1, Ordering::AcqRel);
         let taken = state.session.send(self.now(), place, frame);
         let waits = state.session.is_busy();
+        let worn = state.session.wants_keys();
         self.pump(&mut state);
         drop(state);
+        if worn {
+            self.worn.notify_one();
+        }
         if taken {
             return Offer::Carried;
         }
@@ -257,6 +229,7 @@ impl Neighbor {
             frames: Frames { turn, ..Frames::default() },
             room: Notify::new(),
             left: Notify::new(),
+            worn: Notify::new(),
             timer,
             _seat: seat,
         }
@@ -336,6 +309,12 @@ impl Neighbor {
         *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
     }
 
+    /// What was measured of the other links stays.
+    pub(crate) fn measured_own(&self, [datagram, kmod]: [Option<Figures>; 2]) {
+        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        (figures[1], figures[2]) = (datagram, kmod);
+    }
+
     /// Has the kernel module carry the datagrams from now on. False where it does not take the session.
     pub(crate) fn attach(&self, module: &Arc<Module>) -> bool {
         let mut state = self.state();
@@ -360,6 +339,32 @@ impl Neighbor {
         self.pump(&mut state);
     }
 
+    /// Takes in the secret of another exchange; see [`Session::renew`].
+    pub(crate) fn renew(&self, secret: &Secret) {
+        let mut state = self.state();
+        state.session.renew(secret);
+        self.give_keys(state);
+    }
+
+    /// The other end has the newest keys; see [`Session::advance`].
+    pub(crate) fn advance(&self) {
+        let mut state = self.state();
+        state.session.advance();
+        self.hand_on(&mut state);
+        self.give_keys(state);
+    }
+
+    /// A kernel module that takes no keys serves no longer.
+    fn give_keys(&self, mut state: MutexGuard<'_, State>) {
+        let State { session, attached, .. } = &mut *state;
+        let kept = attached.as_mut().map_or(Ok(()), |attached| attached.keep_keys(session));
+        drop(state);
+        if let Err(error) = kept {
+            tracing::debug!(%error, "the kernel module has no key");
+            self.detach();
+        }
+    }
+
     /// Takes in a message that the kernel module put together. As [`Neighbor::on_train`], nothing is said yet.
     pub(crate) fn on_message(&self, message: (u32, u32), sealed: &[u8]) {
         let mut state = self.state();
@@ -370,23 +375,31 @@ impl Neighbor {
     /// See [`LinkInfo`].
     pub(crate) fn info(&self) -> LinkInfo {
         let [stream, datagram, kmod] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counts { sent, frames, frames_returned: returned, .. } = self.state().session.counts();
+        let (counts, chunk_bytes) = {
+            let state = self.state();
+            (state.session.counts(), state.session.chunk_bytes())
+        };
+        let Counts { sent, frames, frames_returned: returned, renewed, .. } = counts;
         let (messages, sent_again) = (frames - returned, sent.again);
         let streamed = self.frames.streamed.load(Ordering::Relaxed);
-        LinkInfo { kind: self.kind(), stream, datagram, kmod, messages, streamed, returned, sent_again }
+        LinkInfo {
+            kind: self.kind(),
+            stream,
+            datagram,
+            kmod,
+            messages,
+            streamed,
+            returned,
+            sent_again,
+            chunk_bytes,
+            renewed,
+        }
     }
 
     /// The low half of what the other end calls the session, and of what this one calls it: a stream belongs to one session.
     pub(crate) fn names(&self) -> [u32; 2] {
         let [here, there] = self.state().session.names();
         [there as u32, here as u32]
-    }
-
-    /// Waits for the end of the session.
-    pub(crate) async fn ended(&self) {
-        while !self.is_closed() {
-            self.left.notified().await;
-        }
     }
 
     /// Enters a lane; `None` when there is one of this name.
@@ -442,13 +455,13 @@ impl Neighbor {
         sent && matches!(back, Ok(Ok(len)) if len == payload.len())
     }
 
-    /// Whether a ping is answered within `limit`.
-    pub(crate) async fn ping(&self, limit: Duration) -> bool {
+    /// Whether a ping of so many bytes is answered within `limit`.
+    pub(crate) async fn ping(&self, bytes: usize, limit: Duration) -> bool {
         let (sender, answer) = oneshot::channel();
         {
             let mut state = self.state();
             state.pong = Some(sender);
-            state.session.ping();
+            state.session.ping(bytes);
             self.pump(&mut state);
         }
         matches!(tokio::time::timeout(limit, answer).await, Ok(Ok(())))

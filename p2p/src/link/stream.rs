@@ -36,6 +36,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + fmt::Debug> Io for T {}
 pub(crate) struct Traffic {
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
+    /// Frames of the data plane that were sent on plain streams.
+    pub frames_out: AtomicU64,
 }
 
 /// What a stream occupies as long as one half of it lives.
@@ -48,6 +50,8 @@ pub(crate) struct Guard {
     pub remote: Option<IpAddr>,
     /// Streams on the same connection; the connection is not closed while there are any.
     pub live: Arc<AtomicUsize>,
+    /// What is sent on it are frames of the data plane.
+    pub frames: bool,
     pub _seat: Seat,
 }
 
@@ -390,6 +394,7 @@ impl Writer {
         self.io.write_all(&self.frame).await.map_err(gone)?;
         self.io.flush().await.map_err(gone)?;
         self.guard.traffic.bytes_out.fetch_add(len as u64, Ordering::Relaxed);
+        self.guard.traffic.frames_out.fetch_add(self.guard.frames.into(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -12,6 +12,9 @@
 //! `PLACE`, three axes and the height as `f32`, with the relative error as the round trip. A node that knows nothing of
 //! coordinates passes over it as over any node that it does not know.
 //!
+//! What a node that chooses its layers itself has room for travels in the same way, before the coordinate: the sixteen bytes of
+//! `ROOM`, the bytes as `u64`, the layers as `u32`, the number of the offer as `u16`, two zero bytes; the round trip is 0.
+//!
 //! The signature covers everything before it, under the domain `shoal/announce/2`. A node that forwards an announcement
 //! forwards these bytes, so it means the same to all who hear it. A replay is recognized by its sequence number,
 //! which the view of the swarm compares; a node counts on from above its last after a restart.
@@ -35,6 +38,8 @@ pub const MAX_ANNOUNCEMENT: usize = 16 << 10;
 pub const MAX_LINKS: usize = 32;
 /// How the name of the link begins that is a coordinate.
 const PLACE: &[u8; 16] = b"shoal/coordinate";
+/// How the name of the link begins that is a room.
+const ROOM: &[u8; 16] = b"shoal/place-room";
 /// Longest life of an announcement, ms: two minutes, after which who fell silent is forgotten.
 pub const MAX_TTL_MS: u32 = 120_000;
 /// Longest name of a model, bytes.
@@ -100,6 +105,18 @@ pub struct Link {
     pub rtt_ms: f64,
 }
 
+/// What a node that chooses its layers itself has room for: who plans for the swarm may count on it. Of a node that says
+/// none, the layers are those that its owner named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlaceRoom {
+    /// Of the model of this one of the offers, counted from 0.
+    pub offer: u16,
+    /// So many layers, 1 to all of them.
+    pub layers: u32,
+    /// Weights of so many bytes.
+    pub bytes: u64,
+}
+
 /// What a node is about to announce.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Draft {
@@ -109,10 +126,12 @@ pub struct Draft {
     pub class: Class,
     /// One for each of `claim.holdings`, in that order, of the same model.
     pub offers: Vec<Offer>,
-    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`], one less with a coordinate.
+    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`], one less with a coordinate and one less with a room.
     pub links: Vec<Link>,
     /// Where it is.
     pub coordinate: Option<Coordinate>,
+    /// What it may hold, if it chooses itself.
+    pub room: Option<PlaceRoom>,
     /// Where it can be reached, as a `Contact` of the control plane has them.
     pub addresses: Vec<String>,
     /// The announcement is void after this long, ms; 1 to [`MAX_TTL_MS`].
@@ -134,6 +153,8 @@ pub struct Announcement {
     pub links: Vec<Link>,
     /// Where it says it is.
     pub coordinate: Option<Coordinate>,
+    /// What it says it may hold.
+    pub room: Option<PlaceRoom>,
     /// Where it says it can be reached.
     pub addresses: Vec<String>,
     /// Void this long after it was heard first, ms.
@@ -212,7 +233,8 @@ fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
     for (offer, holding) in draft.offers.iter().zip(&claim.holdings) {
         write_offer(offer, holding, to)?;
     }
-    let links: Vec<Link> = draft.links.iter().copied().chain(draft.coordinate.map(as_link)).collect();
+    let said = draft.room.map(room_link).into_iter().chain(draft.coordinate.map(as_link));
+    let links: Vec<Link> = draft.links.iter().copied().chain(said).collect();
     to.list(&links, |to, link| {
         to.bytes(link.to.as_bytes()).f64(link.rtt_ms);
     });
@@ -299,8 +321,16 @@ fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
         1 => Class::Approx,
         _ => return Err(Malformed("announcement: class")),
     };
-    let (offers, holdings) = from.list(MAX_HOLDINGS, SMALLEST_OFFER, read_offer)?.into_iter().unzip();
-    let (links, coordinate) = read_links(from, node)?;
+    let offers = from.list(MAX_HOLDINGS, SMALLEST_OFFER, read_offer)?;
+    let (offers, holdings): (Vec<Offer>, Vec<Holding>) = offers.into_iter().unzip();
+    let (links, room, coordinate) = read_links(from, node)?;
+    let fits = |room: &PlaceRoom| {
+        let offer: Option<&Offer> = offers.get(usize::from(room.offer));
+        offer.is_some_and(|offer| (1..=offer.num_layers).contains(&room.layers))
+    };
+    if room.is_some_and(|room| !fits(&room)) {
+        return Err(Malformed("announcement: room"));
+    }
     let addresses = read_addresses(from)?;
     let ttl_ms = from.u32()?;
     if !(1..=MAX_TTL_MS).contains(&ttl_ms) {
@@ -319,7 +349,7 @@ fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
         holdings,
     };
     let capability = Capability::try_from(claim).map_err(|_| Malformed("announcement: claim"))?;
-    Ok(Announcement { capability, class, offers, links, coordinate, addresses, ttl_ms, agent })
+    Ok(Announcement { capability, class, offers, links, coordinate, room, addresses, ttl_ms, agent })
 }
 
 fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
@@ -382,8 +412,34 @@ fn as_coordinate(link: &Link) -> Option<Result<Coordinate, Malformed>> {
     Some(coordinate.ok_or(Malformed("announcement: coordinate")))
 }
 
-/// A node says one thing of each peer, and nothing of itself but, at the end, where it is.
-fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<(Vec<Link>, Option<Coordinate>), Malformed> {
+/// A room in the shape of a link.
+fn room_link(room: PlaceRoom) -> Link {
+    let mut name = [0; 32];
+    name[..16].copy_from_slice(ROOM);
+    name[16..24].copy_from_slice(&room.bytes.to_le_bytes());
+    name[24..28].copy_from_slice(&room.layers.to_le_bytes());
+    name[28..30].copy_from_slice(&room.offer.to_le_bytes());
+    Link { to: NodeId::new(name), rtt_ms: 0.0 }
+}
+
+/// The room that a link is, if its name begins like one.
+fn as_room(link: &Link) -> Option<Result<PlaceRoom, Malformed>> {
+    let numbers = link.to.as_bytes().strip_prefix(ROOM)?;
+    let room = numbers.split_first_chunk().and_then(|(bytes, rest)| {
+        let (layers, rest) = rest.split_first_chunk()?;
+        let (offer, _) = rest.split_first_chunk()?;
+        let (bytes, layers) = (u64::from_le_bytes(*bytes), u32::from_le_bytes(*layers));
+        Some(PlaceRoom { offer: u16::from_le_bytes(*offer), layers, bytes })
+    });
+    // One encoding: what `room_link` would write.
+    Some(room.filter(|room| room_link(*room) == *link).ok_or(Malformed("announcement: room")))
+}
+
+/// What a node says of its peers and, at the end, of itself.
+type Links = (Vec<Link>, Option<PlaceRoom>, Option<Coordinate>);
+
+/// A node says one thing of each peer, and nothing of itself but, at the end, what it may hold and where it is.
+fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Links, Malformed> {
     let mut links = from.list(MAX_LINKS, 40, |from| {
         let link = Link { to: NodeId::new(from.array()?), rtt_ms: from.f64()? };
         let sound = link.to != me && (0.0..=MAX_MS).contains(&link.rtt_ms);
@@ -396,10 +452,13 @@ fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<(Vec<Link>, Option<Co
     }
     let coordinate = links.last().and_then(as_coordinate).transpose()?;
     links.truncate(links.len() - usize::from(coordinate.is_some()));
-    if links.iter().any(|link| link.to.as_bytes().starts_with(PLACE)) {
+    let room = links.last().and_then(as_room).transpose()?;
+    links.truncate(links.len() - usize::from(room.is_some()));
+    let begins = |link: &Link, with: &[u8]| link.to.as_bytes().starts_with(with);
+    if links.iter().any(|link| begins(link, PLACE) || begins(link, ROOM)) {
         return Err(Malformed("announcement: coordinate"));
     }
-    Ok((links, coordinate))
+    Ok((links, room, coordinate))
 }
 
 /// Text that ends up on screens: nothing that moves a cursor, is invisible or turns the direction of reading.

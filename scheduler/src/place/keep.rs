@@ -1,7 +1,7 @@
 //! When advice is worth following, and what to do without moving other nodes.
 //!
 //! Loading layers costs minutes and takes the node away meanwhile, so a node moves only when the swarm would gain a
-//! third ([`MIN_GAIN`]), said so on three ticks running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
+//! third ([`MIN_GAIN`]), said so in three states of the view running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
 //! ([`MIN_DWELL_MS`]), it is its turn among the would-be movers of its region, and every layer it leaves is still
 //! held by another node. Readings that flicker (a transient load, a late announcement) therefore move no node.
 //!
@@ -26,7 +26,7 @@ use crate::{LayerRange, LayerSet, Millis, NodeId, Pipeline, layer_cost::LayerCos
 
 /// Advised over present goodput; lower and ordinary noise reloads gigabytes.
 pub const MIN_GAIN: f64 = 1.33;
-/// Ticks in a row that must agree; lower and one stale snapshot is enough.
+/// States of the view in a row that must agree; lower and one stale snapshot is enough.
 pub const CONFIRMATIONS: u32 = 3;
 /// Time a node keeps what it loaded; lower and loading eats what placement gains.
 pub const MIN_DWELL_MS: u64 = 600_000;
@@ -53,8 +53,11 @@ pub struct Move<'a> {
     pub others: &'a [u32],
     /// Nodes of the same region that the advice wants elsewhere, this one included.
     pub movers: &'a [NodeId],
-    /// The number of this tick, the same for all nodes (for example minutes of the gossip clock).
+    /// The number of this tick, the same for all nodes (for example minutes of the time of day).
     pub tick: u64,
+    /// What of the view the advice rests on: another number as soon as something was heard since. However often one state is
+    /// looked at, it agrees once.
+    pub state: u64,
 }
 
 /// What to do now.
@@ -76,13 +79,15 @@ pub struct Keeper {
     moved: Option<Millis>,
     wanted: Option<LayerRange>,
     agreed: u32,
+    /// The state that agreed last.
+    state: Option<u64>,
     withdrawn: Option<Millis>,
 }
 
 impl Default for Keeper {
     /// Among announcements that count for [`EXPIRY_MS`](crate::view::EXPIRY_MS).
     fn default() -> Self {
-        Self { settle_ms: SETTLE_MS, moved: None, wanted: None, agreed: 0, withdrawn: None }
+        Self { settle_ms: SETTLE_MS, moved: None, wanted: None, agreed: 0, state: None, withdrawn: None }
     }
 }
 
@@ -97,10 +102,12 @@ impl Keeper {
         let worth = choice.advised_tps >= MIN_GAIN * choice.present_tps && choice.advised_tps > 0.0;
         let elsewhere = choice.advised.filter(|range| worth && LayerSet::from(*range) != *choice.held);
         if elsewhere.is_none() || self.wanted != elsewhere {
-            (self.wanted, self.agreed, self.withdrawn) = (elsewhere, 0, None);
+            (self.wanted, self.agreed, self.state, self.withdrawn) = (elsewhere, 0, None, None);
         }
         let Some(target) = elsewhere else { return Advice::Stay };
-        self.agreed += 1;
+        if self.state != Some(choice.state) {
+            (self.agreed, self.state) = (self.agreed.saturating_add(1), Some(choice.state));
+        }
         if bares(choice, target) {
             self.withdrawn = None;
             return Advice::Stay;

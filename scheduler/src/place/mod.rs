@@ -25,6 +25,7 @@
 mod anneal;
 mod keep;
 mod split;
+pub mod stand;
 mod widen;
 mod widest;
 
@@ -56,12 +57,20 @@ impl Site {
     /// A node that has `room`: of a model of `num_layers` it may hold so many that any of them fit side by side. Where layers
     /// weigh differently the heaviest count.
     pub fn new(id: NodeId, layer_ms: f64, room: &Room, num_layers: u32) -> Self {
-        let longest = |start: u32| room.longest(start, num_layers).map_or(0, |range| range.len());
-        let between = (0..num_layers).map(|start| (start, longest(start)));
-        let cap_mid = between.filter(|(start, len)| start + len < num_layers).map(|(_, len)| len).min();
-        let last = (0..num_layers).find(|start| start + longest(*start) == num_layers);
-        let (cap_first, cap_last) = (longest(0), last.map_or(0, |start| num_layers - start));
-        let cap_mid = cap_mid.unwrap_or(num_layers);
+        let all = LayerRange::new(0, num_layers);
+        let none = Self { id, layer_ms, cap_mid: 0, cap_first: 0, cap_last: 0, cap_both: 0 };
+        all.map_or(none, |all| Self::within(id, layer_ms, room, all))
+    }
+
+    /// As [`Self::new`] where only layers `within` the model are placed, the first of which counts as 0.
+    pub fn within(id: NodeId, layer_ms: f64, room: &Room, within: LayerRange) -> Self {
+        let (first, end) = (within.start(), within.end());
+        let longest = |start: u32| room.longest(start, end).map_or(0, |range| range.len());
+        let between = (first..end).map(|start| (start, longest(start)));
+        let cap_mid = between.filter(|(start, len)| start + len < end).map(|(_, len)| len).min();
+        let last = (first..end).find(|start| start + longest(*start) == end);
+        let (cap_first, cap_last) = (longest(first), last.map_or(0, |start| end - start));
+        let cap_mid = cap_mid.unwrap_or(within.len());
         Self { id, layer_ms, cap_mid, cap_first, cap_last, cap_both: cap_first }
     }
 

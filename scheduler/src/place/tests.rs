@@ -134,9 +134,11 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
         others: &[1, 1, 1, 1, 0, 0, 0, 0],
         movers: &[me],
         tick: 1,
+        state: 0,
     };
     let run = |choice: &Move<'_>, keeper: &mut Keeper, from: u64| {
-        (0..3).map(|t| keeper.tick(Millis(from + t * 60_000), choice)).collect::<Vec<_>>()
+        let at = |t: u64| Millis(from + t * 60_000);
+        (0..3).map(|t| keeper.tick(at(t), &Move { state: at(t).0, ..choice.clone() })).collect::<Vec<_>>()
     };
     let mut keeper = Keeper::default();
     assert_eq!(run(&choice, &mut keeper, 0), [Advice::Stay, Advice::Stay, Advice::Withdraw(target)]);
@@ -156,7 +158,17 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
     assert_eq!(keeper.tick(Millis(240_000), &choice), Advice::Withdraw(target), "from the beginning");
     let mut keeper = Keeper::default();
     let flicker = [&choice, &choice, &small, &choice, &choice];
-    assert!(flicker.iter().enumerate().all(|(t, c)| keeper.tick(Millis(t as u64), c) == Advice::Stay));
+    fn seen<'a>(state: u64, choice: &Move<'a>) -> Move<'a> {
+        Move { state, ..choice.clone() }
+    }
+    assert!((0..).zip(flicker).all(|(t, choice)| keeper.tick(Millis(t), &seen(t, choice)) == Advice::Stay));
+    let mut keeper = Keeper::default();
+    assert!(
+        (0..100).all(|t| keeper.tick(Millis(t), &choice) == Advice::Stay),
+        "one state confirms nothing twice"
+    );
+    assert_eq!(keeper.tick(Millis(100), &seen(1, &choice)), Advice::Stay);
+    assert_eq!(keeper.tick(Millis(101), &seen(2, &choice)), Advice::Withdraw(target));
 
     let movers: Vec<NodeId> = (1..=8).map(NodeId::numbered).collect();
     for tick in 0..50 {
@@ -183,12 +195,13 @@ fn two_deaf_nodes_never_both_leave_while_they_may_believe_in_each_other() {
         others: &[],
         movers: &[],
         tick: 1,
+        state: 0,
     };
     // The other was heard last at 0, withdrew at once, and is believed until its word expires.
     let believed = |now: u64| if now <= lasts_ms { [1u32; 8] } else { [0; 8] };
     let leaves = |mut keeper: Keeper| {
         (0..400_000).step_by(2_000).find(|now| {
-            let choice = Move { others: &believed(*now), ..choice.clone() };
+            let choice = Move { others: &believed(*now), state: *now, ..choice.clone() };
             matches!(keeper.tick(Millis(*now), &choice), Advice::Hold(_))
         })
     };

@@ -25,6 +25,8 @@ pub(super) struct MeasuredLinks {
     from: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
     /// Of each viewer, who says how far it is to it: among ten thousand nodes they are not looked for at each question.
     to: BTreeMap<NodeId, BTreeSet<NodeId>>,
+    /// Viewers to whom a node said how far it is and says it no more.
+    lost: BTreeSet<NodeId>,
 }
 
 impl MeasuredLinks {
@@ -45,9 +47,7 @@ impl MeasuredLinks {
             };
             if let Some(worst) = (0..links.len()).max_by(|&a, &b| slowest(&links[a], &links[b])) {
                 let (dropped, _) = links.swap_remove(worst);
-                if let Some(said) = self.to.get_mut(&dropped) {
-                    said.remove(&from);
-                }
+                self.unsay(from, dropped);
             }
         }
     }
@@ -78,10 +78,19 @@ impl MeasuredLinks {
     /// Forgets all links from a node.
     pub fn forget_node(&mut self, node: NodeId) {
         for (to, _) in self.from.remove(&node).into_iter().flatten() {
-            if let Some(said) = self.to.get_mut(&to) {
-                said.remove(&node);
-            }
+            self.unsay(node, to);
         }
+    }
+
+    fn unsay(&mut self, from: NodeId, to: NodeId) {
+        if self.to.get_mut(&to).is_some_and(|said| said.remove(&from)) {
+            self.lost.insert(to);
+        }
+    }
+
+    /// The viewers to whom a way is not said any more that was since this was asked last.
+    pub fn take_lost(&mut self) -> BTreeSet<NodeId> {
+        std::mem::take(&mut self.lost)
     }
 
     /// From now on [`Self::ways`] of `me` takes the time of what it returns.

@@ -109,6 +109,16 @@ impl SwarmView {
         self.journal.note(self.epoch, change);
     }
 
+    fn links_changed(&mut self, from: NodeId) {
+        self.changed(Change::Link(from));
+        self.ways_lost();
+    }
+
+    /// A way that is gone is one of the viewer's that changed: afterwards nothing says whose it was.
+    fn ways_lost(&mut self) {
+        self.links.take_lost().into_iter().for_each(|viewer| self.changed(Change::Link(viewer)));
+    }
+
     /// Number of nodes believed alive.
     pub fn len(&self) -> usize {
         self.known.len()
@@ -178,6 +188,7 @@ impl SwarmView {
             self.links.forget_node(node);
             self.atlas.forget(node);
             self.changed(Change::Node(node));
+            self.ways_lost();
         }
     }
 
@@ -206,7 +217,7 @@ impl SwarmView {
     pub fn observe_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
         if self.may_link(from, to) {
             self.links.observe(from, to, round_trip_ms, MAX_LINKS);
-            self.changed(Change::Link(from));
+            self.links_changed(from);
         }
     }
 
@@ -214,7 +225,7 @@ impl SwarmView {
     /// change of a twentieth, or of a quarter of a millisecond, is none.
     pub fn set_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
         if self.may_link(from, to) && self.links.replace(from, to, round_trip_ms, MAX_LINKS) {
-            self.changed(Change::Link(from));
+            self.links_changed(from);
         }
     }
 
@@ -222,7 +233,7 @@ impl SwarmView {
     pub fn measure(&mut self, me: NodeId, to: NodeId, round_trip_ms: f64) {
         self.links.watch(me);
         if self.may_link(me, to) && self.links.replace(me, to, round_trip_ms, MAX_OWN_LINKS) {
-            self.changed(Change::Link(me));
+            self.links_changed(me);
         }
     }
 

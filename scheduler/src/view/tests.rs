@@ -1,6 +1,6 @@
 use super::{
-    CORRECTED_MS, EXPIRY_MS, Geography, MAX_NODES, MAX_STRANGERS, Merged, PRIOR_LAYER_MS, SNUBBED_MS,
-    SwarmView,
+    CORRECTED_MS, EXPIRY_MS, Geography, MAX_LINKS, MAX_NODES, MAX_STRANGERS, Merged, PRIOR_LAYER_MS,
+    SNUBBED_MS, SwarmView,
 };
 use crate::capability::tests::claim;
 use std::sync::Arc;
@@ -430,6 +430,23 @@ fn a_thawed_snapshot_is_the_one_that_would_be_frozen() {
         }
     }
     assert!(thawed > 50 && same > 0 && moved > 10, "{thawed} thawed, {same} unchanged, {moved} ways");
+    // A way that another node said goes: pushed out by shorter ones, or with the node, which comes back without it.
+    let far = NodeId::numbered(NODES - 1);
+    let says = |view: &mut SwarmView| {
+        view.merge(said(NODES - 1, 1_000), Millis(600));
+        view.meet(far);
+        view.observe_link(far, me, 500.0);
+        (freeze(view), view.epoch())
+    };
+    let before = says(&mut view);
+    (2..2 + MAX_LINKS as u64).for_each(|other| view.observe_link(far, NodeId::numbered(40 + other), 20.0));
+    assert!(view.thaw(&before.0, before.1, me).is_none());
+    view.forget(far);
+    let before = says(&mut view);
+    view.forget(far);
+    view.merge(said(NODES - 1, 1_000), Millis(600));
+    assert!(view.thaw(&before.0, before.1, me).is_none());
+    let kept = (freeze(&view), view.epoch());
     (0..5_000).for_each(|step| view.set_trust(NodeId::numbered(2), step as f64 / 5_000.0));
     assert!(view.thaw(&kept.0, kept.1, me).is_none(), "the journal does not reach back");
 }

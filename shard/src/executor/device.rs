@@ -14,6 +14,7 @@ use super::{
 #[cfg(feature = "gpu")]
 use super::{
     gpu::{Gpu, GpuShard},
+    spare::Spare,
     split,
 };
 use crate::{Error, Result, gguf::Gguf, kernels::Cpu};
@@ -161,12 +162,30 @@ impl Device {
         }
     }
 
-    /// How long a pass may take before what computes counts as hanging; `None` for what cannot hang.
-    pub fn patience(&self) -> Option<Duration> {
+    /// Why nothing can be computed on it any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
         match self {
             #[cfg(feature = "gpu")]
-            Self::Gpu(gpu, _) => Some(gpu.patience()),
+            Self::Gpu(gpu, _) => gpu.lost(),
             _ => None,
+        }
+    }
+
+    /// Whether a processor computes there what a GPU would.
+    pub fn is_software(&self) -> bool {
+        match self {
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => gpu.info().software,
+            _ => false,
+        }
+    }
+
+    /// Takes a GPU from itself, as a driver that resets it does; nothing happens to processors.
+    pub fn destroy(&self) {
+        match self {
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu, _) => gpu.destroy(),
+            _ => {}
         }
     }
 
@@ -244,33 +263,38 @@ fn open_candle(name: DeviceName) -> Result<Device> {
     Err(Error::unsupported(format!("device {name} in this build; build with `--features {feature}`")))
 }
 
-/// The GPUs of this machine that this build computes on, in words; their places are their numbers in [`DeviceName::Gpu`].
+/// The GPUs of this machine that this build computes on, in words, with the class of their arithmetic; their places are their
+/// numbers in [`DeviceName::Gpu`].
 #[cfg(feature = "gpu")]
 pub fn gpus() -> Vec<String> {
-    let describe = |info: super::gpu::GpuInfo| match (info.software, info.memory_bytes) {
-        (true, _) => format!("{} (software)", info.name),
-        (false, Some(bytes)) => format!("{} ({:.1} GB)", info.name, bytes as f64 / 1e9),
-        (false, None) => info.name,
+    let describe = |(number, info): (usize, super::gpu::GpuInfo)| {
+        let memory = match (info.software, info.memory_bytes) {
+            (true, _) => ", software".to_owned(),
+            (false, Some(bytes)) => format!(", {:.1} GB", bytes as f64 / 1e9),
+            (false, None) => String::new(),
+        };
+        let class = match Gpu::open(number, None).map(|gpu| gpu.class()) {
+            Ok(Class::D1) => "class d1".to_owned(),
+            Ok(Class::Approx) => "class approx".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        format!("{}{memory}, {class}", info.name)
     };
-    super::gpu::list().into_iter().map(describe).collect()
-}
-
-/// How many of [`gpus`] are no software; they come first.
-#[cfg(feature = "gpu")]
-pub fn real_gpus() -> usize {
-    super::gpu::list().iter().filter(|info| !info.software).count()
-}
-
-/// None: this build computes on no GPU by itself.
-#[cfg(not(feature = "gpu"))]
-pub fn real_gpus() -> usize {
-    0
+    super::gpu::list().into_iter().enumerate().map(describe).collect()
 }
 
 /// None: this build computes on no GPU by itself.
 #[cfg(not(feature = "gpu"))]
 pub fn gpus() -> Vec<String> {
     Vec::new()
+}
+
+/// How long a driver has not come back from a call that should have been over, which no thread of this process can interrupt.
+pub fn overdue() -> Option<Duration> {
+    #[cfg(feature = "gpu")]
+    return super::gpu::overdue();
+    #[cfg(not(feature = "gpu"))]
+    None
 }
 
 #[cfg(feature = "gpu")]
@@ -308,7 +332,13 @@ pub fn load(
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu, None) => Box::new(GpuShard::load(gguf, gpu.clone(), layers, ends, options)?),
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu, Some(cpu)) => split::load(gguf, (gpu, cpu), layers, ends, options)?,
+        Device::Gpu(gpu, Some(cpu)) => {
+            let split = split::load(gguf, (gpu, cpu), layers, ends, options)?;
+            match gpu.class() {
+                Class::D1 => Box::new(Spare::new(split, gguf, cpu, options)),
+                Class::Approx => split,
+            }
+        }
         Device::Reference => Box::new(Reference::load(gguf, layers, ends, options, Arithmetic::Rounded)?),
     })
 }

@@ -15,6 +15,7 @@
 //! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
 //! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
 //! | `gpu` (a feature) | kernels of our own on GPUs of every vendor | `d1` where the device rounds as it must, else `approx` |
+//! | `spare` (with it) | a GPU, and the processor for sessions of kinds that the GPU does not compute | `d1` |
 //! | `split` (with it) | the first layers on the processor, the others on a GPU | that of the GPU |
 //! | [`mod@reference`] | plain loops, written to be read | `approx` |
 //!
@@ -42,6 +43,8 @@ mod pooled;
 pub mod reference;
 mod run;
 #[cfg(feature = "gpu")]
+mod spare;
+#[cfg(feature = "gpu")]
 mod split;
 mod tags;
 mod workspace;
@@ -56,7 +59,7 @@ use crate::{
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, GpuName, gpus, load, real_gpus};
+pub use device::{Device, DeviceName, GpuName, gpus, load, overdue};
 pub use pooled::{Pooled, Pooling};
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Gave, Workspace};
@@ -231,6 +234,11 @@ pub trait Executor: Send + Sync {
         (layers.start()..layers.end())
             .map(|layer| self.blueprint().state_kind(layer as usize).stored(cache).bytes(positions))
             .sum()
+    }
+
+    /// Bytes that states may take together, where a device's memory bounds them.
+    fn state_room(&self) -> Option<u64> {
+        None
     }
 
     /// Buffers for passes up to `capacity`, which has rows and items; see [`Workspace::new`].

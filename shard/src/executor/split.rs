@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use scheduler::{LayerRange, SessionKind};
+use scheduler::{CacheType, LayerRange, SessionKind};
 
 use super::{
     Buffers, Capacity, Class, DeviceCounts, Ends, Executor, Gave, Input, Item, OperationTime, Options,
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    kernels::Cpu,
+    kernels::{Cpu, PAGE},
     models::Blueprint,
     state::{LayerState, SessionState},
 };
@@ -240,6 +240,14 @@ impl Executor for Split {
 
     fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
         self.parts[usize::from(layer >= self.cut())].new_layer_state(layer, kind)
+    }
+
+    /// As much as fills what the GPU has for its layers: the others are in the memory of the processor.
+    fn state_room(&self) -> Option<u64> {
+        let there = self.parts[1].state_room()?;
+        let bytes = |layers| self.state_bytes(layers, PAGE, CacheType::F16) as u64;
+        let (all, behind) = (bytes(self.range), bytes(self.parts[1].range()).max(1));
+        Some(u64::try_from(u128::from(there) * u128::from(all) / u128::from(behind)).unwrap_or(u64::MAX))
     }
 
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {

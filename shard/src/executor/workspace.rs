@@ -99,6 +99,18 @@ impl Workspace {
         self.buffers.top(index)
     }
 
+    /// Where the last pass gave the `most` largest logits of each wanted row of item `index`: writes them as rows of `vocab` logits,
+    /// in which no other is chosen. Whether it did.
+    pub fn spread_top(&self, index: usize, (most, vocab): (usize, usize), into: &mut Vec<f32>) -> bool {
+        let top = self.top(index);
+        into.clear();
+        into.resize(top.len() / most.max(1) * vocab, f32::MIN);
+        for (row, top) in into.chunks_exact_mut(vocab).zip(top.chunks_exact(most.max(1))) {
+            top.iter().for_each(|(id, logit)| row[*id as usize] = *logit);
+        }
+        !top.is_empty()
+    }
+
     /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the head.
     pub fn activations(&self, index: usize) -> &[f32] {
         self.buffers.given(Gave::Rows, index)

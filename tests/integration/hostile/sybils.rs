@@ -61,6 +61,7 @@ fn boast(honest: &Announcement, identity: &Identity, address: String) -> Vec<u8>
         offers: honest.offers.clone(),
         links: Vec::new(),
         coordinate: None,
+        room: None,
         addresses: vec![address],
         ttl_ms: 90_000,
         agent: "shoal/made-up".into(),

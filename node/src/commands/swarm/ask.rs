@@ -65,7 +65,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     content(&status)?;
     others(&status.limits)?;
     say!("reached   {}: {}", network.reached.class, network.reached.why);
-    for LinkReport { node, link } in &network.links {
+    for LinkReport { node, link, .. } in &network.links {
         say!("link      to {}: {link}", remote::short(node));
     }
     for address in &network.addresses {
@@ -76,7 +76,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
 
 /// A model of the node.
 fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
-    let ModelReport { layers, memory, speed, .. } = model;
+    let ModelReport { layers, memory, device, speed, .. } = model;
     let id = model.id.as_deref().unwrap_or_default();
     say!("model     {} ({} layers), id {id}", model.name, layers.num_layers);
     if layers.loaded.is_empty() {
@@ -89,6 +89,10 @@ fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
     }
     say!("loaded    {} ({})", words(&layers.loaded), human_bytes(memory.resident_bytes));
     say!("serving   {}{}", words(&layers.serving), if paused { " (paused)" } else { "" });
+    say!("device    {}, class {}", device.device, device.class);
+    if let Some(trouble) = &device.device_trouble {
+        say!("trouble   {trouble}");
+    }
     say!(
         "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
         speed.decode_ms_per_layer,
@@ -136,6 +140,9 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             _ => "",
         };
         say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", remote::short(&peer.node));
+        if !peer.device.is_empty() {
+            say!("{:10} device: {}, class {}", "", look::plain(&peer.device), peer.class);
+        }
         if let Some(link) = &peer.link {
             say!("{:10} link: {link}", "");
         }
@@ -418,7 +425,7 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     }
     say!("checked   {}", remote::checked_text(&report));
     let links: StatusReport = asked(&home, &Question::Status)?;
-    for LinkReport { node, link } in &links.network.links {
+    for LinkReport { node, link, .. } in &links.network.links {
         if report.timing.iter().flat_map(|timing| &timing.stages).any(|stage| stage.range.node == *node) {
             say!("link      to {}, since it is there: {link}", remote::short(node));
         }

@@ -6,6 +6,9 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     path::Path,
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -27,6 +30,8 @@ const LEAST_MEMORY: u64 = 512 << 20;
 const LEAST_DISK: u64 = 1 << 30;
 /// The day this was written: a clock before it is wrong.
 const LEAST_UNIX_S: u64 = 1_795_000_000;
+/// Drivers of GPUs have this long to say what there is.
+const DRIVERS: Duration = Duration::from_secs(60);
 /// Every peer, stream and model file is an open file; with fewer than this a busy node runs out.
 const LEAST_FILES: u64 = 1024;
 
@@ -188,8 +193,15 @@ fn numerics() -> Result<Finding> {
 
 /// The GPUs that `--device gpu:N` names, and what their workers are not kept from.
 fn devices() -> Finding {
-    let found: Vec<String> =
-        (0..).zip(executor::gpus()).map(|(n, name): (u32, _)| format!("gpu:{n} {name}")).collect();
+    // A driver that hangs is found out, not waited for.
+    let (tell, told) = mpsc::sync_channel(1);
+    thread::spawn(move || tell.send(executor::gpus()));
+    let Ok(gpus) = told.recv_timeout(DRIVERS) else {
+        let found = format!("a driver did not answer within {} s", DRIVERS.as_secs());
+        let advice = "compute on the processor (--device cpu), and update the GPU's driver";
+        return Finding { what: "devices", well: false, found, advice };
+    };
+    let found: Vec<String> = (0..).zip(gpus).map(|(n, name): (u32, _)| format!("gpu:{n} {name}")).collect();
     let found = match (found.is_empty(), cfg!(feature = "gpu")) {
         (true, false) => "the processor; GPUs need a build with `--features gpu`".into(),
         (true, true) => "the processor; no GPU has a driver here".into(),
@@ -253,15 +265,18 @@ fn key(home: &Path) -> Finding {
     }
 }
 
-/// The kernel module for local networks: whether it is there, may be opened, and helps as the node's links were measured.
+/// The kernel module for local networks: whether it is there and may be opened, and whether it would help as the node's links were
+/// measured.
 fn module(links: &[LinkReport]) -> Finding {
     let advice = "it is there and cannot be used: `sudo usermod -aG shoal $USER` and log in again, or raise `ulimit -l`";
     let (well, found) = match p2p::module_state() {
         Ok(()) => {
-            let measured = links.iter().find(|known| known.link.contains(", kmod "));
-            let helps = match measured {
-                Some(LinkReport { link, .. }) => format!("measured to a neighbor: {link}"),
-                None => "`--link auto` measures whether it helps".to_owned(),
+            let measured = links.iter().find(|known| known.module_helps.is_some());
+            let best = links.iter().find(|known| known.module_helps == Some(true)).or(measured);
+            let helps = match best {
+                Some(LinkReport { link, module_helps: Some(true), .. }) => format!("it would help: {link}"),
+                Some(LinkReport { link, .. }) => format!("it would not help: {link}"),
+                None => "`shoal join --link auto` measures whether it would help".to_owned(),
             };
             (true, format!("loaded and open to you; {helps}"))
         }

@@ -452,6 +452,11 @@ fn line(notice: Notice) -> JoinLine {
 
 fn serving(model: &ModelReport) -> Result<()> {
     let (name, layers) = (&model.name, &model.layers);
+    if let Some(trouble) = &model.device.device_trouble {
+        say!("{trouble}.");
+    } else if !model.device.device.is_empty() && !model.device.device.starts_with("cpu ") {
+        say!("{name} is computed on {}, class {}.", model.device.device, model.device.class);
+    }
     if layers.loaded.is_empty() {
         say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
         return Ok(());

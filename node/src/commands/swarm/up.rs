@@ -60,10 +60,10 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |event| show(event, &me, args.json)))?;
     if !args.json {
         eprintln!("\n{}", remote::summary_text(&last));
-        let status: StatusReport = asked(swarm.home(), &Question::Status)?;
-        for LinkReport { node, link } in &status.network.links {
-            eprintln!("link to {}: {link}", remote::short(node));
-        }
+    }
+    let status: StatusReport = asked(swarm.home(), &Question::Status)?;
+    for LinkReport { node, link, .. } in &status.network.links {
+        eprintln!("link to {}: {link}", remote::short(node));
     }
     Ok(())
 }

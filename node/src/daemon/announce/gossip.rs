@@ -14,7 +14,9 @@ use p2p::{
     Path,
     home::Said as SaidAddresses,
     path::unnamed,
-    wire::announce::{Draft, Link, MAX_LINKS, Offer, is_describable, own_operator, seal},
+    wire::announce::{
+        Draft, Link, MAX_AGENT, MAX_LINKS, Offer, PlaceRoom, is_describable, own_operator, seal,
+    },
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
@@ -201,8 +203,8 @@ impl Announcer {
         let mut links: Vec<Link> =
             self.trips.iter().map(|(to, trips)| Link { to: *to, rtt_ms: trips.ms }).collect();
         links.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
-        // The last one is where this node is.
-        links.truncate(MAX_LINKS - 1);
+        // The last ones are what this node may hold and where it is.
+        links.truncate(MAX_LINKS - 2);
         links
     }
 }
@@ -272,6 +274,12 @@ impl Announcing {
         if !serving.gate.paused {
             self.name_shared(&mut holdings, &mut offers);
         }
+        let first = offers.iter().position(|offer| offer.model == serving.models.first.id);
+        let room = first.zip(serving.place_room()).map(|(offer, room)| PlaceRoom {
+            offer: offer as u16,
+            layers: room.layers.min(offers[offer].num_layers),
+            bytes: room.bytes,
+        });
         let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.node.now());
         let claim = Claim {
             node: self.node.me,
@@ -290,9 +298,10 @@ impl Announcing {
             offers,
             links: self.gossip.links(),
             coordinate: None,
+            room,
             addresses,
             ttl_ms: TTL_MS,
-            agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
+            agent: agent(&serving.models.leading().ready.device),
         }
     }
 
@@ -347,6 +356,18 @@ fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Vie
         }
         Err(why) => tracing::warn!(%why, "own figures refused"),
     }
+}
+
+/// Program and version, and behind a space the device that computes, where it is no processor. What a driver calls it is cut to
+/// what an announcement may say.
+fn agent(device: &str) -> String {
+    let mut agent = concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned();
+    if !device.is_empty() && !device.starts_with("cpu ") {
+        let plain = device.chars().filter(|c| c.is_ascii_graphic() || *c == ' ');
+        agent = format!("{agent} {}", plain.collect::<String>());
+        agent.truncate(MAX_AGENT);
+    }
+    agent
 }
 
 #[cfg(test)]

@@ -50,7 +50,9 @@ impl Trouble {
         match fault {
             Fault::Refused(why) => Self::invalid(field, why),
             Fault::Busy | Fault::NoRoom { .. } => Self::kind(RefusalKind::Busy, fault.to_string()),
-            Fault::Poison | Fault::Dead(_) => Self::kind(RefusalKind::Unavailable, fault.to_string()),
+            Fault::Poison | Fault::Lost(_) | Fault::Dead(_) => {
+                Self::kind(RefusalKind::Unavailable, fault.to_string())
+            }
         }
     }
 }

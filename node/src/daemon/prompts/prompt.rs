@@ -280,6 +280,13 @@ impl PromptTask {
         let recall = |memory: &Recollections| memory.recall(ready.model, &ids, ask.kind, (wire, fixed));
         let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
+        let lacking = self.feedback.lacking(ready.model, ask.kind);
+        let beside = match lacking.len() {
+            0 => String::new(),
+            count => {
+                format!("; {count} nodes do not compute sessions of {}: choose dense, and f16", ask.kind)
+            }
+        };
         let question = RouteQuestion {
             session,
             model: ready.model,
@@ -289,6 +296,7 @@ impl PromptTask {
             trusted,
             may_stay_home: ask.may_stay_home,
             exact: ask.verify == Verify::Strict,
+            lacking,
             shadow: ask.shadow,
             prove: self.prove,
             former: recalled.former(),
@@ -300,7 +308,7 @@ impl PromptTask {
         let routed = answered.await.map_err(|_| stopped())?;
         let routed = routed.map_err(|why| match why {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
-            NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
+            NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, format!("{why}{beside}")),
         })?;
         Ok(Planned {
             session,

@@ -62,6 +62,8 @@ pub struct RouteQuestion {
     pub may_stay_home: bool,
     /// Whether only nodes whose results can be compared bit by bit may compute.
     pub exact: bool,
+    /// Nodes that do not compute sessions of its kind.
+    pub lacking: BTreeSet<NodeId>,
     /// What those do who stand by.
     pub shadow: Shadow,
     /// Where its beginning was computed before.
@@ -234,6 +236,7 @@ impl Router<'_> {
             Mode::Boomerang | Mode::Open => {}
         }
         policy.deny.extend(self.denied.iter().copied());
+        policy.deny.extend(question.lacking.iter().copied());
         if question.exact {
             policy.deny.extend(self.view.approx());
         }

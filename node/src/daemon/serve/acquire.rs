@@ -42,7 +42,8 @@ use super::{
     growth::{Step, Steps},
     initial_placement::lacking,
     pull::{Pulls, apart},
-    workers::{Models, Weights},
+    weights::Weights,
+    workers::Models,
 };
 use crate::{
     Error, Result,
@@ -110,6 +111,8 @@ pub(crate) struct Arrival {
     ready: Ready,
     outputs: mpsc::Receiver<Output>,
     spec: worker::Spec,
+    /// What became of a device that failed before it.
+    trouble: Option<String>,
 }
 
 /// The task.
@@ -484,8 +487,9 @@ impl Models {
     /// A model is on its way; further news go to `sender`. A node that is `leaving` loads nothing more.
     pub(crate) fn arrived(&mut self, news: News, sender: &mpsc::Sender<News>, leaving: bool) -> Arrived {
         let place = news.place;
-        // What another worker on this machine was found to be, this one is.
-        let class = self.all().find_map(|held| held.spec.class);
+        // What another worker on the same device was found to be, this one is.
+        let classes: Vec<_> =
+            self.all().filter_map(|held| Some((held.spec.device, held.spec.class?))).collect();
         let Some(held) = self.place_mut(place) else { return Arrived::Nothing };
         match news.what {
             What::Doing(line) => {
@@ -504,11 +508,16 @@ impl Models {
             What::Fetched(fetched) => {
                 let step = &fetched.step;
                 let way = step.needs_room.clone().map(|before| held.make_way(step.number, before));
-                let spec = worker::Spec {
+                let mut spec = worker::Spec {
                     source: fetched.source.clone(),
                     model: Some(fetched.model),
                     layers: fetched.load.clone(),
-                    class: held.spec.class.or(class),
+                    class: held.spec.class.or_else(|| {
+                        classes
+                            .iter()
+                            .find(|(device, _)| *device == held.spec.device)
+                            .map(|(_, class)| *class)
+                    }),
                     ..held.spec.clone()
                 };
                 let (name, sender) = (held.about.name.clone(), sender.clone());
@@ -516,10 +525,15 @@ impl Models {
                     if let Some(way) = way {
                         way.await;
                     }
-                    let what = match worker::spawn_rehearsed(spec.clone()).await {
-                        Ok((worker, ready, outputs)) => {
-                            What::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
-                        }
+                    let what = match worker::spawn_fastest(&mut spec).await {
+                        Ok(((worker, ready, outputs), trouble)) => What::Holds(Box::new(Arrival {
+                            fetched: *fetched,
+                            worker,
+                            ready,
+                            outputs,
+                            spec,
+                            trouble,
+                        })),
                         Err(fault) if !fetched.step.is_last => {
                             return tracing::warn!(%fault, "the layers that are here cannot be served yet");
                         }
@@ -536,6 +550,12 @@ impl Models {
                 arrival.worker.kill();
                 Arrived::Nothing
             }
+            What::Holds(arrival) if !held.takes(arrival.spec.device, arrival.ready.class) => {
+                // Its device failed in another worker meanwhile: what was fetched is loaded once more.
+                arrival.worker.kill();
+                let what = What::Fetched(Box::new(arrival.fetched));
+                self.arrived(News { place, what }, sender, leaving)
+            }
             What::Holds(arrival) => {
                 let whole = arrival.fetched.step.is_last;
                 let name = self.hold(place, *arrival);
@@ -546,7 +566,7 @@ impl Models {
 
     /// The model at `place` is in memory; returns its name.
     fn hold(&mut self, place: usize, arrival: Arrival) -> Option<String> {
-        let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
+        let Arrival { fetched, worker, ready, outputs, mut spec, trouble } = arrival;
         spec.class = Some(ready.class);
         let pump = self.listen_to(outputs, worker.pid());
         let held = self.place_mut(place)?;
@@ -555,6 +575,7 @@ impl Models {
         held.id = fetched.model;
         held.auditor = Auditor::new(&spec, held.id, ready.class);
         held.spec = spec;
+        held.note(trouble);
         held.loaded = ready.layers.clone();
         held.served = fetched.serve;
         held.file_bytes = fetched.file_bytes;

@@ -19,7 +19,7 @@ use crate::{
     confine::child::lock,
     inference::local::model_name,
     model,
-    worker::{self, DraftSeat, DraftTo, Output, Ready, Room, Source, Spec, Worker},
+    worker::{self, DraftSeat, DraftTo, Measure, Output, Ready, Room, Source, Spec, Worker},
 };
 
 /// Between two starts of its worker: one that dies of its model must not take the machine.
@@ -87,7 +87,7 @@ impl Drafter {
             device: DeviceName::Cpu,
             kv_bytes,
             room: Room::new(kv_bytes),
-            measure: true,
+            measure: Measure::Speed,
             ..like.clone()
         };
         let called = model_name(name);

@@ -14,7 +14,7 @@ use std::{
 
 use scheduler::{LayerSet, Millis};
 
-use super::workers::{Beside, Weights};
+use super::weights::{Beside, Weights};
 use crate::confine::child::lock;
 
 /// Least time between two steps, ms: as often as what has come is flushed to the disk (`p2p::blob`).

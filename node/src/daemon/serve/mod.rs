@@ -12,6 +12,7 @@ mod initial_placement;
 mod load;
 mod place;
 mod pull;
+mod weights;
 mod workers;
 
 use std::{path::PathBuf, sync::Arc};
@@ -27,7 +28,7 @@ use self::{
     admit::Door,
     load::Waits,
     place::{Moved, Placing},
-    workers::Weights,
+    weights::Weights,
 };
 pub(super) use self::{
     acquire::{Arrived, answer},
@@ -228,6 +229,8 @@ impl Serving {
                 held
             }
         };
+        // What the memory of a device does not hold is not promised.
+        let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.kv_bytes };
         let models = Models::new(first, beside_it, table.clone(), deaths, restarts);
         if let Some(outputs) = outputs {
             models.listen_to(outputs, models.first.worker.borrow().pid());
@@ -246,7 +249,7 @@ impl Serving {
             table,
             room: stage::room(kv_bytes),
             prefixes: Prefixes::default(),
-            door: Door::new(kv_bytes),
+            door: Door::new(kv_bytes.min(device_bytes)),
             gate: Gate::new(caps.sessions),
             placing: Placing::new(room),
             waits: Waits::new(),

@@ -2,44 +2,48 @@
 //!
 //! The first is the one the node was started with; those beside it (`--also`) come while it runs. Each has a worker of its
 //! own, and so threads of its own: the system divides the cores among those that have work. What all share is the memory
-//! for caches ([`worker::Room`]), the memory for weights ([`Weights`]) and the door for sessions of others (`admit.rs`).
+//! for caches ([`worker::Room`]), the memory for weights (`weights.rs`) and the door for sessions of others (`admit.rs`).
 //!
 //! Limits: [`MOST_BESIDE`] models beside the first; a worker stays until the node ends, however idle its model; only the
 //! first model's layers are moved (`place.rs`) and only its holders are challenged (`trust/probation.rs`).
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use api::inference::ModelInfo;
+use p2p::wire::announce::Class;
 use scheduler::{
     LayerRange, ModelId, NodeId,
     forecast::Forecast,
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
+use shard::executor::DeviceName;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout_at},
 };
 
-use super::{drafter::Drafter, initial_placement::with_ends};
+use super::{drafter::Drafter, initial_placement::with_ends, weights::Beside};
 use crate::{
     Error, Result,
     audit::Auditor,
     inference::local,
     reports::FetchReport,
     sessions::SessionTable,
-    worker::{self, Ready, Worker},
+    worker::{self, Ready, Trouble, Worker},
 };
 
 /// A worker that lived this long did not die of its start.
 const GROWN_UP: Duration = Duration::from_secs(60);
 /// Pause before the third worker in a row that died young; doubles from there.
 const RESTART_MS: u64 = 250;
+/// Deaths of young workers in a row after which a GPU counts as lost: its driver ends them.
+const MOST_ON_GPU: u32 = 2;
 /// Where the doubling ends: 64 s.
 const MOST_YOUNG_DEATHS: u32 = 10;
 
@@ -88,6 +92,12 @@ struct Life {
     pump: Option<JoinHandle<()>>,
     /// The worker that it replaced, until its last session has ended.
     before: Option<Going>,
+    /// What a device was found to be, for people.
+    trouble: Option<String>,
+    /// Whether what the present worker said of its device has been heeded.
+    is_heeded: bool,
+    /// Whether the next worker computes otherwise than the one that `Held::ready` is of.
+    is_other: bool,
 }
 
 /// A worker that ends with its last session.
@@ -97,19 +107,28 @@ struct Going {
     gone: JoinHandle<()>,
 }
 
-/// A worker that was started where one had died.
+/// A worker that was to be started where one had died.
 pub(crate) struct Restarted {
     /// Of which model.
     place: usize,
     /// The process number of the one that died.
     pid: u32,
-    worker: Worker,
-    pump: JoinHandle<()>,
+    /// It, what it computes on and how fast, and what carries its outputs; or why there is none.
+    started: Result<(Worker, Ready, JoinHandle<()>), String>,
 }
 
 impl Life {
     fn begin() -> Self {
-        Self { born: Instant::now(), young_deaths: 0, step: 0, pump: None, before: None }
+        Self {
+            born: Instant::now(),
+            young_deaths: 0,
+            step: 0,
+            pump: None,
+            before: None,
+            trouble: None,
+            is_heeded: false,
+            is_other: false,
+        }
     }
 }
 
@@ -146,8 +165,8 @@ impl Held {
     ) -> Result<(Self, mpsc::Receiver<worker::Output>)> {
         let layers = with_ends(&serve, num_layers);
         let mut spec = worker::Spec { layers, ..spec };
-        let (worker, ready, outputs) =
-            worker::spawn_rehearsed(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
+        let spawned = worker::spawn_fastest(&mut spec).await;
+        let ((worker, ready, outputs), trouble) = spawned.map_err(|e| Error::Failed(e.to_string()))?;
         // Another worker on this machine computes the same bits.
         spec.class = Some(ready.class);
         let held = Self {
@@ -160,7 +179,7 @@ impl Held {
             came_true: Default::default(),
             fetching: None,
             worker: watch::Sender::new(worker),
-            life: Life::begin(),
+            life: Life { trouble, ..Life::begin() },
             loaded: ready.layers.clone(),
             served: serve,
             file_bytes,
@@ -187,9 +206,62 @@ impl Held {
         }
     }
 
+    /// What is wrong with the device that this was to be computed on, for people.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.life.trouble.as_deref()
+    }
+
+    /// Notes in what way the worker died, and what the next one does otherwise.
+    fn heed(&mut self, is_young: bool) {
+        let life = &mut self.life;
+        life.young_deaths = if is_young { (life.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
+        let told = self.worker.borrow().trouble().filter(|_| !life.is_heeded);
+        life.is_heeded = true;
+        let ended = || Trouble::Lost(format!("its worker ended {MOST_ON_GPU} times soon after its start"));
+        let is_too_often = self.spec.is_on_gpu() && life.young_deaths >= MOST_ON_GPU;
+        if let Some(trouble) = told.or_else(|| is_too_often.then(ended)) {
+            self.learn(trouble);
+        }
+    }
+
+    /// What the next worker does otherwise than the one that ended with `trouble`.
+    fn learn(&mut self, trouble: Trouble) {
+        let (name, device) = (&self.about.name, self.spec.device);
+        let told = match trouble {
+            Trouble::Lost(why) => {
+                tracing::warn!(model = name, %device, why, "the device failed: the processor computes from now on");
+                (self.spec.device, self.spec.class) = (DeviceName::Cpu, None);
+                self.life.young_deaths = 0;
+                worker::failed(device, &why)
+            }
+            Trouble::Inexact(why) => {
+                tracing::warn!(model = name, %device, why, "the device computes other bits: it is of class approx");
+                self.spec.class = Some(Class::Approx);
+                format!("{device} is of class approx ({why})")
+            }
+        };
+        self.life.trouble = Some(told);
+        self.life.is_other = true;
+    }
+
+    /// Whether a worker on `device`, which found itself of `class`, is one that this model has a use for: not where another worker
+    /// found otherwise while it was loaded.
+    pub(crate) fn takes(&self, device: DeviceName, class: Class) -> bool {
+        let is_known = self.spec.class.is_none_or(|known| known == class);
+        self.life.trouble.is_none() || device == self.spec.device && is_known
+    }
+
+    /// What became of the device that a worker was to be started on, for people.
+    pub(crate) fn note(&mut self, trouble: Option<String>) {
+        if trouble.is_some() {
+            self.life.trouble = trouble;
+        }
+    }
+
     /// Another worker of the same model has started.
     pub(crate) fn replace(&mut self, worker: Worker) {
         self.life.born = Instant::now();
+        self.life.is_heeded = false;
         self.worker.send_replace(worker);
     }
 
@@ -281,83 +353,6 @@ async fn pump(
     let _ = deaths.send(pid).await;
 }
 
-/// Memory for the weights of all models of a node.
-#[derive(Clone, Debug)]
-pub(crate) struct Weights {
-    most_bytes: Option<u64>,
-    /// By place among the models.
-    taken: Arc<Mutex<BTreeMap<usize, u64>>>,
-    /// By place, what is taken for a moment beside that.
-    beside: Arc<Mutex<BTreeMap<usize, u64>>>,
-}
-
-/// Memory for weights beside what a model takes at last, while one worker replaces another; given back when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Beside {
-    weights: Weights,
-    place: usize,
-    bytes: u64,
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        let mut beside = self.weights.beside();
-        if let Some(bytes) = beside.get_mut(&self.place) {
-            *bytes -= self.bytes;
-        }
-    }
-}
-
-impl Weights {
-    /// So much in all; `None` for no bound.
-    pub(crate) fn new(most_bytes: Option<u64>) -> Self {
-        Self { most_bytes, taken: Arc::default(), beside: Arc::default() }
-    }
-
-    fn beside(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
-        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is left for the model at `place`, bytes; `None` for no bound.
-    pub(crate) fn left_bytes(&self, place: usize) -> Option<u64> {
-        self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
-    }
-
-    fn left(&self, taken: &BTreeMap<usize, u64>, place: usize) -> Option<u64> {
-        let beside = self.beside();
-        let others = taken.iter().chain(beside.iter()).filter(|(other, _)| **other != place);
-        let others: u64 = others.map(|(_, bytes)| *bytes).sum();
-        self.most_bytes.map(|most| most.saturating_sub(others))
-    }
-
-    /// Takes what the model at `place` needs to have `bytes` in all for a moment, where so much is left for it.
-    pub(crate) fn take_beside(&self, place: usize, bytes: u64) -> Option<Beside> {
-        // Looked at and taken under one lock: another model that asks meanwhile waits.
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.left(&taken, place).is_some_and(|left| bytes > left) {
-            return None;
-        }
-        let mut beside = self.beside();
-        let has = beside.entry(place).or_default();
-        let bytes = bytes.saturating_sub(taken.get(&place).copied().unwrap_or(0) + *has);
-        *has += bytes;
-        Some(Beside { weights: self.clone(), place, bytes })
-    }
-
-    /// The model at `place` takes this much, whatever it took before; what is left for it, bytes, when that is less. The
-    /// first model always takes it.
-    pub(crate) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = self.left(&taken, place).unwrap_or(u64::MAX);
-        if place > 0 && bytes > left {
-            taken.remove(&place);
-            return Err(left);
-        }
-        taken.insert(place, bytes);
-        Ok(())
-    }
-}
-
 /// All models of this node.
 pub(crate) struct Models {
     /// The one it was started with.
@@ -422,42 +417,67 @@ impl Models {
     /// started ever more rarely.
     pub(crate) fn restart_worker(&mut self, pid: u32) {
         let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
+        let Some(held) = self.place_mut(place) else { return };
+        let is_young = held.life.born.elapsed() < GROWN_UP;
+        held.heed(is_young);
+        self.start_another(place, pid);
+    }
+
+    /// Starts a worker in the place of number `pid`, after a rest if many died young.
+    fn start_another(&mut self, place: usize, pid: u32) {
         let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
         let Some(held) = self.place_mut(place) else { return };
-        let life = &mut held.life;
-        let young = life.born.elapsed() < GROWN_UP;
-        life.young_deaths = if young { (life.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
-        let pause = Duration::from_millis(match life.young_deaths {
+        let pause = Duration::from_millis(match held.life.young_deaths {
             0 | 1 => 0,
             n => RESTART_MS << (n - 2),
         });
         tracing::warn!(model = held.about.name, ?pause, "the worker died; starting another");
-        let spec = held.spec.clone();
+        let (spec, is_other) = (held.spec.clone(), held.life.is_other);
         tokio::spawn(async move {
             sleep(pause).await;
-            match worker::spawn(spec).await {
-                Ok((worker, _, outputs)) => {
-                    let pump = tokio::spawn(pump(outputs, worker.pid(), table, deaths));
-                    let _ = restarts.send(Restarted { place, pid, worker, pump }).await;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "no worker");
-                    let _ = deaths.send(pid).await;
-                }
-            }
+            let spawned =
+                if is_other { worker::spawn_rehearsed(spec).await } else { worker::spawn(spec).await };
+            let started = spawned.map(|(worker, ready, outputs)| {
+                let pump = tokio::spawn(pump(outputs, worker.pid(), table, deaths));
+                (worker, ready, pump)
+            });
+            let started = started.map_err(|fault| fault.to_string());
+            let _ = restarts.send(Restarted { place, pid, started }).await;
         });
     }
 
-    /// A worker has started in the place of one that died, unless another took that place meanwhile.
-    pub(crate) fn restarted(&mut self, restarted: Restarted) {
-        let Restarted { place, pid, worker, pump } = restarted;
-        match self.place_mut(place) {
-            Some(held) if held.worker.borrow().pid() == pid => {
-                held.replace(worker);
-                held.life.pump = Some(pump);
+    /// A worker has started in the place of one that died, unless another took that place meanwhile, or could not be started.
+    /// Whether it is another kind of worker, which others should hear of.
+    pub(crate) fn restarted(&mut self, restarted: Restarted) -> bool {
+        let Restarted { place, pid, started } = restarted;
+        let held = self.place_mut(place).filter(|held| held.worker.borrow().pid() == pid);
+        let (held, (worker, ready, pump)) = match (held, started) {
+            (Some(held), Ok(started)) => (held, started),
+            (Some(held), Err(why)) => {
+                tracing::error!(why, "no worker");
+                if held.spec.is_on_gpu() {
+                    held.learn(Trouble::Lost(why));
+                } else {
+                    held.heed(true);
+                }
+                self.start_another(place, pid);
+                return false;
             }
-            _ => worker.kill(),
+            (None, Ok((worker, ..))) => {
+                worker.kill();
+                return false;
+            }
+            (None, Err(_)) => return false,
+        };
+        held.replace(worker);
+        held.life.pump = Some(pump);
+        if !std::mem::take(&mut held.life.is_other) {
+            return false;
         }
+        held.spec.class = Some(ready.class);
+        held.auditor = Auditor::new(&held.spec, held.id, ready.class);
+        held.ready = ready;
+        true
     }
 
     /// Carries the outputs of another worker to their sessions.
@@ -477,34 +497,6 @@ pub(crate) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn weights_are_bounded_together_and_taken_again() {
-        let weights = Weights::new(Some(100));
-        assert_eq!(weights.take(0, 60), Ok(()));
-        assert_eq!((weights.left_bytes(0), weights.left_bytes(1)), (Some(100), Some(40)));
-        assert_eq!(weights.clone().take(1, 30), Ok(()));
-        assert_eq!(weights.take(1, 10), Ok(()), "an attempt that is repeated takes its place again");
-        assert_eq!((weights.left_bytes(2), weights.take(2, 31)), (Some(30), Err(30)));
-        assert_eq!(weights.take(0, 200), Ok(()), "what the node was started with is loaded in any case");
-        assert_eq!(weights.left_bytes(1), Some(0), "never less than nothing");
-        assert_eq!(Weights::new(None).left_bytes(0), None);
-    }
-
-    #[test]
-    fn what_is_taken_beside_the_weights_is_not_given_to_another_model() {
-        let weights = Weights::new(Some(100));
-        weights.take(1, 40).unwrap();
-        let beside = weights.take_beside(1, 70).expect("the whole is free");
-        assert_eq!((weights.left_bytes(1), weights.left_bytes(2)), (Some(100), Some(30)));
-        assert_eq!(weights.take(2, 31), Err(30));
-        assert!(weights.take(2, 30).is_ok() && weights.take_beside(1, 71).is_none());
-        let last = weights.take_beside(1, 70).expect("it has so much already");
-        drop(beside);
-        assert_eq!(weights.left_bytes(2), Some(60));
-        drop(last);
-        assert!(weights.take_beside(1, 71).is_none() && weights.take_beside(1, 70).is_some());
-    }
 
     #[test]
     fn a_model_goes_by_name_file_and_id() {

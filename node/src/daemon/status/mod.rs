@@ -7,9 +7,9 @@ use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
 
 use super::{Daemon, serve::Held, view::Facts};
 use crate::reports::{
-    AnnouncementsStatus, CapsStatus, FetchReport, LayersStatus, LimitReport, LinkReport, LoadStatus,
-    MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport, PeersReport, ProcessStatus,
-    RefusedReport, SessionsStatus, SoleHolder, SpeedStatus, StatusReport, WorkStatus,
+    AnnouncementsStatus, CapsStatus, DeviceStatus, FetchReport, LayersStatus, LimitReport, LinkReport,
+    LoadStatus, MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport, PeersReport,
+    ProcessStatus, RefusedReport, SessionsStatus, SoleHolder, SpeedStatus, StatusReport, WorkStatus,
 };
 
 impl Daemon {
@@ -22,7 +22,8 @@ impl Daemon {
             self.serving.models.all().map(|held| self.model_report(held)).collect();
         let peers = self.node.network.peers().await;
         let link = |peer: &p2p::PeerInfo| {
-            Some(LinkReport { node: format!("{:?}", peer.node), link: peer.link?.to_string() })
+            let (node, link) = (format!("{:?}", peer.node), peer.link?);
+            Some(LinkReport { node, link: link.to_string(), module_helps: link.module_helps() })
         };
         let fetches: Vec<FetchReport> =
             self.serving.models.all().filter_map(|held| held.fetching.clone()).collect();
@@ -111,6 +112,11 @@ impl Daemon {
                 sandboxed: ready.sandboxed,
                 landlocked: ready.landlocked,
             },
+            device: DeviceStatus {
+                device: ready.device.clone(),
+                class: format!("{:?}", ready.class).to_lowercase(),
+                device_trouble: held.trouble().map(str::to_owned),
+            },
             speed: SpeedStatus {
                 decode_ms_per_layer: ready.decode_ms,
                 prefill_ms_per_layer: ready.prefill_ms,
@@ -176,6 +182,7 @@ impl Daemon {
                 agent: facts.agent.clone(),
                 trust: self.trusting.standing(*node, self.serving.models.all().map(|held| held.id)),
                 class: format!("{:?}", facts.class).to_lowercase(),
+                device: facts.device().to_owned(),
                 connected: link.is_some(),
                 path: link.map(|peer| peer.path.to_string()),
                 link: link.and_then(|peer| peer.link).map(|link| link.to_string()),

@@ -35,7 +35,8 @@ use api::{
 use scheduler::session::MAX_DRAFT;
 use shard::{
     draft::DraftModel,
-    executor::{Capacity, Input, Item, Output, Workspace},
+    executor::{Capacity, Input, Item, Output, Pass, Workspace},
+    round::Rounding,
     sample::{Logprob, SamplingParams},
     state::PrefixCache,
     tokenizer::Tokenizer,
@@ -206,6 +207,7 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         kept: PrefixCache::new(kv_bytes / 4),
         kv_bytes: kv_bytes - kv_bytes / 4,
         logits: vec![0.0; vocab],
+        spread: Vec::new(),
     };
     loop {
         inbox.gauges.show(batch.reading());
@@ -217,6 +219,9 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         batch.fit()?;
         batch.pooling.pass(model, &mut batch.workspace);
         batch.fit()?;
+        if let Some(why) = model.executor.lost() {
+            inbox.gauges.lose(why);
+        }
     }
 }
 
@@ -249,6 +254,8 @@ struct Batch<'m> {
     kept: PrefixCache,
     kv_bytes: usize,
     logits: Vec<f32>,
+    /// Rows of logits of which a device found the largest.
+    spread: Vec<f32>,
 }
 
 impl<'m> Batch<'m> {
@@ -358,6 +365,8 @@ impl<'m> Batch<'m> {
         let mut prompt_rows = CHUNK_ROWS;
         let mut taken = Vec::new();
         let mut items = Vec::new();
+        // With how many of the largest logits all of them are content.
+        let mut top = Some(0);
         for (index, session) in self.sessions.iter_mut().enumerate() {
             let pending = session.pending();
             let scored = session.job.ask.is_scored();
@@ -372,6 +381,9 @@ impl<'m> Batch<'m> {
                 || session.job.events.is_closed()
             {
                 continue;
+            }
+            if wanted > 0 {
+                top = top.zip(session.candidates()).map(|(top, own)| top.max(own));
             }
             rows_left -= rows;
             logits_left -= wanted;
@@ -396,7 +408,10 @@ impl<'m> Batch<'m> {
         }
         // What drafts took is counted by itself.
         let began = Instant::now();
-        let outcome = self.model.executor.forward(&mut self.workspace, &mut items);
+        let (executor, top) = (&self.model.executor, top.unwrap_or(0));
+        let pass = Pass { layers: executor.range(), rounding: &Rounding::NONE, states: false, top };
+        let outcome = executor.pass(&mut self.workspace, pass, &mut items);
+        let vocab = executor.blueprint().vocab;
         drop(items);
         let turns = taken.len();
         for (item, (index, start, last)) in taken.into_iter().enumerate() {
@@ -406,7 +421,10 @@ impl<'m> Batch<'m> {
                 session.fail(error);
                 continue;
             }
-            let logits = self.workspace.logits(item);
+            let logits = match self.workspace.spread_top(item, (top, vocab), &mut self.spread) {
+                true => &self.spread[..],
+                false => self.workspace.logits(item),
+            };
             if let Err(error) = session.tell_prompt(&self.model.tokenizer, start, logits) {
                 session.fail(&error);
             } else if last && session.has_no_room() {

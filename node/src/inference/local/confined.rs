@@ -34,7 +34,10 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use shard::kernels::{Cores, threads::Pool};
+use shard::{
+    executor::DeviceName,
+    kernels::{Cores, threads::Pool},
+};
 use tokio::{
     io::AsyncWriteExt,
     net::{UnixStream, unix::OwnedReadHalf},
@@ -53,6 +56,7 @@ use crate::{
     Result,
     cli::EngineArgs,
     confine::{
+        self,
         child::{Child, lock},
         descriptors,
     },
@@ -62,6 +66,8 @@ use crate::{
 
 /// Engines that may die while they load a model, one after the other: the model kills them, and the next one too.
 const MAX_EARLY_DEATHS: u32 = 3;
+/// Engines that may end without a word on a GPU before the processor takes over: a driver ends them.
+const MOST_GPU_DEATHS: u32 = 2;
 /// Rest after an engine's death: one that dies at once must not take a processor by being started again.
 const REST: Duration = Duration::from_millis(500);
 /// Events that a client read before the engine hears of it: a message for each would cost as much as the event.
@@ -95,6 +101,10 @@ struct State {
     /// reading each.
     engine: Option<mpsc::UnboundedSender<Vec<u8>>>,
     pid: u32,
+    /// Why the device of an engine computes nothing any more: later engines compute on the processor.
+    lost: Option<String>,
+    /// Engines that ended without a word while they computed on a GPU.
+    gpu_deaths: u32,
 }
 
 enum Running {
@@ -217,6 +227,11 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
     state.pid = 0;
     let running = state.running.drain().map(|(_, running)| running).collect();
     let loaded = state.loaded.take();
+    if state.lost.is_none() && is_on_gpu(&shared.spec) {
+        state.gpu_deaths += 1;
+        state.lost = (state.gpu_deaths >= MOST_GPU_DEATHS).then(|| why.to_owned());
+        lost_for(&shared.spec, state.lost.as_deref());
+    }
     *early = if loaded.as_ref().is_some_and(Result::is_ok) { 0 } else { *early + 1 };
     state.loaded = match loaded {
         // What it said of the model holds for the next one too.
@@ -225,6 +240,18 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
         _ => None,
     };
     (running, state.loaded.is_some())
+}
+
+/// Whether engines have a driver that may end them.
+fn is_on_gpu(spec: &EngineSpec) -> bool {
+    !confine::computes_on_processors(&spec.device)
+}
+
+fn lost_for(spec: &EngineSpec, why: Option<&str>) {
+    if let Some(why) = why {
+        let device = spec.device.as_str();
+        tracing::warn!(device, why, "the device failed: the processor computes from now on");
+    }
 }
 
 /// One engine, from its start to its death.
@@ -240,6 +267,9 @@ async fn run(shared: &Shared) -> io::Result<()> {
         }
     };
     let mut spec = shared.spec.clone();
+    if lock(&shared.state).lost.is_some() {
+        spec.device = DeviceName::Cpu.to_string();
+    }
     let lengths = |located: &library::Located| located.files().map(|(_, bytes)| bytes).collect();
     let file = |located: &library::Located| (located.path.clone(), lengths(located));
     spec.file = located.as_ref().map(file);
@@ -288,6 +318,11 @@ async fn listen(shared: &Shared, read: &mut OwnedReadHalf) -> io::Result<()> {
         match message {
             FromEngine::Loaded(loaded) => state.loaded = Some(loaded.map(|info| *info)),
             FromEngine::Gauges(reading) => state.reading = reading,
+            FromEngine::Lost { why } => {
+                lost_for(&shared.spec, Some(&why));
+                state.lost = Some(why);
+                return Ok(());
+            }
             FromEngine::Begun { id, plan } => {
                 if let Some(Running::Answer { begun, .. }) = state.running.get_mut(&id) {
                     drop(begun.take().ok_or_else(odd)?.send(Ok(plan)));

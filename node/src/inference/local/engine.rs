@@ -9,7 +9,7 @@ use std::{
     io,
     os::{fd::AsFd, unix::net::UnixStream as StdStream},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -35,7 +35,7 @@ use super::{
 use crate::{
     Error, Result,
     cli::EngineArgs,
-    confine::{self, Purpose, descriptors},
+    confine::{self, Purpose, descriptors, watch},
     library::Located,
     model::{self, Model},
 };
@@ -82,11 +82,19 @@ pub fn run() -> Result<()> {
         no_pin: spec.no_pin,
     };
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
+    let failed = Arc::new(OnceLock::new());
+    let (hangs, refuses) = (failed.clone(), failed.clone());
+    watch::start(&spec.device, move |why| drop(hangs.set(why)))?;
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors.clone()));
         let device = Device::open(args.device()?, on)?;
-        let mut model = Model::of(located.as_ref(), &args, device.clone())?;
+        // What the driver says while the model is loaded, or the model's own error.
+        let failed = |error| {
+            device.lost().into_iter().for_each(|why| drop(refuses.set(why)));
+            error
+        };
+        let mut model = Model::of(located.as_ref(), &args, device.clone()).map_err(failed)?;
         if let Some(name) = &spec.drafter {
             model.draft_with(name, drafter_file.as_ref(), &model::on_cpu(&device, on)?)?;
             fits(&model, name, kv_bytes)?;
@@ -94,7 +102,7 @@ pub fn run() -> Result<()> {
         Ok(model)
     };
     let alone = Alone::of(load, name, kv_bytes)?;
-    runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?).await })
+    runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?, failed).await })
 }
 
 /// Takes the descriptors of a model, if it has a file.
@@ -123,7 +131,7 @@ fn fits(model: &Model, drafter: &str, kv_bytes: usize) -> Result<()> {
     )))
 }
 
-async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {
+async fn serve(alone: Arc<Alone>, stream: UnixStream, failed: Arc<OnceLock<String>>) -> Result<()> {
     let (mut read, mut write) = stream.into_split();
     let (said, mut saying) = mpsc::channel::<Vec<u8>>(MAX_UNWRITTEN);
     let writer = tokio::spawn(async move {
@@ -133,7 +141,7 @@ async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {
             }
         }
     });
-    tokio::spawn(tell_state(alone.clone(), said.clone()));
+    tokio::spawn(tell_state(alone.clone(), said.clone(), failed));
     let mut running: HashMap<u64, (AbortHandle, Arc<Semaphore>)> = HashMap::new();
     // The end of the stream is the end of the parent.
     while let Ok(message) = wire::receive(&mut read).await {
@@ -186,8 +194,13 @@ async fn say(to: &mpsc::Sender<Vec<u8>>, message: &FromEngine) {
     }
 }
 
-async fn tell_state(alone: Arc<Alone>, to: mpsc::Sender<Vec<u8>>) {
+/// `failed` is why the device does not come back, if that is so.
+async fn tell_state(alone: Arc<Alone>, to: mpsc::Sender<Vec<u8>>, failed: Arc<OnceLock<String>>) {
+    let lost = || failed.get().cloned().or_else(|| alone.lost());
     let loaded = loop {
+        if let Some(why) = lost() {
+            return say(&to, &FromEngine::Lost { why }).await;
+        }
         match alone.loaded() {
             Some(loaded) => break loaded,
             None => sleep(LOADING).await,
@@ -199,6 +212,9 @@ async fn tell_state(alone: Arc<Alone>, to: mpsc::Sender<Vec<u8>>) {
     let (mut last, mut ticks) = (None, interval(GAUGES));
     loop {
         ticks.tick().await;
+        if let Some(why) = lost() {
+            return say(&to, &FromEngine::Lost { why }).await;
+        }
         let reading = alone.reading();
         if last != Some(reading) {
             last = Some(reading);

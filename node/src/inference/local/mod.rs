@@ -104,6 +104,11 @@ impl Alone {
         self.jobs.gauges().read()
     }
 
+    /// Why the device computes nothing any more, if that is so.
+    pub(super) fn lost(&self) -> Option<String> {
+        self.jobs.gauges().lost()
+    }
+
     /// Whether the model is loaded, or why it cannot be; `None` while it loads.
     pub fn loaded(&self) -> Option<Result<(), String>> {
         self.state.get().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))

@@ -88,6 +88,8 @@ pub(super) enum FromEngine {
     Embedded { id: u64, model: String, prompt_tokens: usize },
     /// How much is under way.
     Gauges(Reading),
+    /// The device computes nothing any more; the engine ends.
+    Lost { why: String },
 }
 
 fn too_long(length: usize) -> io::Error {

@@ -158,6 +158,11 @@ pub enum Tell {
         /// Bytes.
         bytes: u64,
     },
+    /// What computes failed for good, or gave other bits than it should; the worker ends.
+    Unfit {
+        /// Which of both.
+        trouble: Trouble,
+    },
     /// The session's range was idle for too long and is gone.
     Closed {
         /// Whose.
@@ -165,6 +170,15 @@ pub enum Tell {
         /// The first layer of the range.
         first: u32,
     },
+}
+
+/// What is wrong with a device.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Trouble {
+    /// It is lost or hangs, and why: nothing is computed on it any more.
+    Lost(String),
+    /// A hash of profile `d1` came out otherwise once, and what the whole self-test gave then: it is of class `approx`.
+    Inexact(String),
 }
 
 /// See [`crate::worker::Spec`].
@@ -190,6 +204,8 @@ pub struct Load {
     pub isa: Option<String>,
     /// What computes, by name.
     pub device: String,
+    /// Whether that is tried for `--device auto`, which takes no software device.
+    pub tried: bool,
     /// Room for caches.
     pub kv_bytes: u64,
     /// The processor of each thread, claimed by the daemon; none to let the system place them.
@@ -214,6 +230,7 @@ pub struct Ready {
     pub vocabulary: [u8; 32],
     pub context: u32,
     pub kv_bytes_per_layer_position: u64,
+    pub kv_bytes: u64,
     pub resident_bytes: u64,
     pub decode_ms: f64,
     pub prefill_ms: f64,
@@ -224,6 +241,8 @@ pub struct Ready {
     /// Runs of layers that cost the same.
     pub costs: Vec<CostRun>,
     pub exact: bool,
+    /// What computes, in words.
+    pub device: String,
     pub goes_back: bool,
     pub attends_window: bool,
     pub attends_sparse: bool,
@@ -440,6 +459,8 @@ pub enum Fault {
     Busy,
     /// The session was being computed when two workers died: it fails instead of killing a third.
     Poison,
+    /// The device failed while the model was loaded: start a worker on another.
+    Lost(String),
     /// The worker is gone, and everything it held: start another.
     Dead(String),
 }

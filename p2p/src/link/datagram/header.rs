@@ -11,7 +11,7 @@
 //!
 //! All integers are little-endian. The tag is SipHash-2-4 with 64 bits of output under the key of this direction: of a
 //! data datagram over the bytes 0..32, because the message has a seal of its own; of all others over 0..32 and what follows.
-//! Every chunk of a message but the last has [`Session::chunk_bytes`](super::session::Session) bytes.
+//! Every chunk of a message but the last has the bytes that both ends agreed on.
 
 use std::hash::Hasher;
 
@@ -21,13 +21,20 @@ use siphasher::sip::SipHasher24;
 pub(crate) const HEADER_LEN: usize = 40;
 /// Bytes of a chunk where the network carries packets of 1,500 bytes: with all headers 1,496 over IPv6.
 pub(crate) const CHUNK_BYTES: usize = 1_408;
+/// Bytes of a chunk at least and at most, and what they are a multiple of. The least fits packets of every
+/// network of IPv6, the most fits packets of 9,000 bytes.
+pub(crate) const CHUNK_RANGE: std::ops::RangeInclusive<usize> = 512..=8_896;
+pub(crate) const CHUNK_UNIT: usize = 64;
+/// Bytes of a ping's payload at least.
+pub(crate) const PING_LEN: usize = 8;
 /// The longest sealed message that is taken, bytes.
 pub(crate) const MAX_MESSAGE: usize = 16 << 20;
 /// Sessions of a node: the low bits of a session's name are its place in the table.
 pub(crate) const MAX_SESSIONS: usize = 64;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"SLAN");
-const VERSION: u8 = 1;
+/// What a datagram begins with.
+pub(crate) const MAGIC: [u8; 4] = *b"SLAN";
+pub(crate) const VERSION: u8 = 1;
 /// Where the tag begins.
 const TAGGED: usize = 32;
 
@@ -41,7 +48,7 @@ pub(crate) enum Kind {
     Ack = 1,
     /// Chunks of the message that lack. Payload: first u16, count u16, a bit each.
     Nack = 2,
-    /// Is the way open? Payload: 8 bytes that come back.
+    /// Is the way open to datagrams of this length? Payload: 8 bytes or more that come back.
     Ping = 3,
     /// It is.
     Pong = 4,
@@ -111,7 +118,7 @@ pub(crate) fn chunks_of(total_bytes: usize, chunk_bytes: usize) -> Option<u16> {
 /// The session that a datagram names, if it begins like one. Nothing of it is proved.
 pub(crate) fn session_of(datagram: &[u8]) -> Option<u64> {
     let head = datagram.first_chunk::<HEADER_LEN>()?;
-    (u32_at(head, 0) == MAGIC && head[4] == VERSION).then(|| u64_at(head, 8))
+    (head[..4] == MAGIC && head[4] == VERSION).then(|| u64_at(head, 8))
 }
 
 fn u16_at(head: &[u8; HEADER_LEN], at: usize) -> u16 {
@@ -159,7 +166,7 @@ impl Header {
             }
             Kind::Ack => len == 2,
             Kind::Nack => len >= 5,
-            Kind::Ping | Kind::Pong => len == 8,
+            Kind::Ping | Kind::Pong => len >= PING_LEN,
             Kind::Probe => len == 0,
         }
     }
@@ -174,7 +181,7 @@ impl Header {
     /// Appends the datagram: header, tag and payload.
     pub(crate) fn write(&self, payload: &[u8], key: &HeaderKey, into: &mut Vec<u8>) {
         let start = into.len();
-        into.extend_from_slice(&MAGIC.to_le_bytes());
+        into.extend_from_slice(&MAGIC);
         into.extend_from_slice(&[VERSION, self.kind as u8]);
         into.extend_from_slice(&self.chunk.to_le_bytes());
         into.extend_from_slice(&self.session.to_le_bytes());

@@ -5,9 +5,10 @@
 //! but its check; what a peer with the key can make this node hold is bounded in [`receive`] and by the governor.
 
 pub(crate) mod header;
+mod keyring;
 #[cfg(test)]
 mod outside_tests;
-mod receive;
+pub(crate) mod receive;
 pub(crate) mod seal;
 pub(crate) mod send;
 pub(crate) mod session;

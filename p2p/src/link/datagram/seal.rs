@@ -1,20 +1,23 @@
 //! Keys of a session, and the seal of a message.
 //!
 //! Both ends derive the same keys from the secret of an X25519 exchange that they make on a stream which libp2p has
-//! authenticated: with BLAKE3 under a name for each direction and purpose. An epoch above 0 has its number behind the secret.
+//! authenticated: BLAKE3 extracts a secret from the exchange and both public keys, and expands it under a name for each direction and
+//! purpose. Every epoch has an exchange of its own, and the keys of one say nothing of another's.
 //!
 //! A message is sealed once as a whole, with ChaCha20-Poly1305 (RFC 8439) and a nonce that never comes twice under a key: epoch,
 //! direction and message number. What only tags datagrams (a kernel module) holds header keys and never one of these.
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use x25519_dalek::{EphemeralSecret, PublicKey};
 
 use super::header::HeaderKey;
 
 /// Bytes that a seal adds to a message.
 pub(crate) const SEAL_LEN: usize = 16;
 
-const HEADER_NAMES: [&str; 2] = ["shoal lan v1 header 0", "shoal lan v1 header 1"];
-const SEAL_NAMES: [&str; 2] = ["shoal lan v1 seal 0", "shoal lan v1 seal 1"];
+const SECRET_NAME: &str = "shoal lan v2 secret";
+const HEADER_NAMES: [&str; 2] = ["shoal lan v2 header 0", "shoal lan v2 header 1"];
+const SEAL_NAMES: [&str; 2] = ["shoal lan v2 seal 0", "shoal lan v2 seal 1"];
 
 /// Which way a message goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,17 +39,23 @@ impl Direction {
 pub(crate) struct Secret([u8; 32]);
 
 impl Secret {
-    pub(crate) fn new(shared: [u8; 32]) -> Self {
-        Self(shared)
+    #[cfg(test)]
+    pub(crate) fn new(secret: [u8; 32]) -> Self {
+        Self(secret)
     }
 
-    /// The keys of one direction in one epoch.
+    /// Of an exchange: this end's part, its public key, and that of the other end; `publics` are both, the dialer's first. `None` where
+    /// the other end's key is one that any secret gives the same with.
+    pub(crate) fn agreed(own: EphemeralSecret, theirs: &PublicKey, publics: [&PublicKey; 2]) -> Option<Self> {
+        let shared = own.diffie_hellman(theirs);
+        let material =
+            [shared.as_bytes(), publics[0].as_bytes(), publics[1].as_bytes()].map(|part| &part[..]).concat();
+        shared.was_contributory().then(|| Self(blake3::derive_key(SECRET_NAME, &material)))
+    }
+
+    /// The keys of one direction in the epoch that the exchange was made for.
     pub(crate) fn keys(&self, direction: Direction, epoch: u32) -> Keys {
-        let mut material = self.0.to_vec();
-        if epoch > 0 {
-            material.extend_from_slice(&epoch.to_le_bytes());
-        }
-        let derive = |name: &str| blake3::derive_key(name, &material);
+        let derive = |name: &str| blake3::derive_key(name, &self.0);
         let header = derive(HEADER_NAMES[direction as usize]);
         let seal = derive(SEAL_NAMES[direction as usize]);
         let seal = UnboundKey::new(&CHACHA20_POLY1305, &seal).expect("the cipher's keys have 32 bytes");
@@ -115,6 +124,24 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Both ends of an exchange have one secret, which depends on both public keys.
+    #[test]
+    fn an_exchange_gives_both_ends_the_same_keys() {
+        let (one, other) = (EphemeralSecret::random(), EphemeralSecret::random());
+        let publics = [PublicKey::from(&one), PublicKey::from(&other)];
+        let both = [&publics[0], &publics[1]];
+        let here = Secret::agreed(one, &publics[1], both).unwrap();
+        let there = Secret::agreed(other, &publics[0], both).unwrap();
+        assert_eq!(here.0, there.0);
+        let (own, weak) = (EphemeralSecret::random(), PublicKey::from([0; 32]));
+        assert!(
+            Secret::agreed(own, &weak, [&weak, &publics[0]]).is_none(),
+            "a key that gives nothing is refused"
+        );
+        let own = EphemeralSecret::random();
+        assert_ne!(Secret::agreed(own, &publics[1], both).unwrap().0, here.0);
+    }
 
     #[test]
     fn a_seal_holds_for_its_place_only() {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Time;
-use super::header::{Header, HeaderKey, Kind, Window, chunks_of};
+use super::header::{CHUNK_BYTES, HEADER_LEN, Header, HeaderKey, Kind, Window, chunks_of};
 
 /// Messages on their way at a time.
 pub(crate) const MAX_OUTSTANDING: usize = 16;
@@ -25,12 +25,18 @@ const MIN_RTO: Duration = Duration::from_millis(1);
 /// The longest, and the first.
 const MAX_RTO: Duration = Duration::from_millis(40);
 const FIRST_RTO: Duration = Duration::from_millis(20);
-/// Chunks in flight: at first, at least and at most. The most is a third of a megabyte, which a socket's default buffer takes.
+/// Chunks of [`CHUNK_BYTES`] in flight: at first, at least and at most. The most is a third of a megabyte, which a socket's default buffer takes.
 const FIRST_WINDOW: u32 = 48;
 const MIN_WINDOW: u32 = 4;
 const MAX_WINDOW: u32 = 240;
-/// Datagrams that leave in one system call: 64 KiB.
-const TRAIN: usize = 44;
+/// Datagrams that leave in one system call, of [`CHUNK_BYTES`]: 64 KiB.
+const TRAIN: u32 = 44;
+
+/// So many datagrams of [`CHUNK_BYTES`], in bytes: how many of chunks of another length.
+fn scaled(datagrams: u32, chunk_bytes: usize) -> u32 {
+    let bytes = datagrams as usize * (CHUNK_BYTES + HEADER_LEN);
+    (bytes / (chunk_bytes + HEADER_LEN)) as u32
+}
 
 /// Where a message belongs: the stream it stands for, and its number there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -122,6 +128,8 @@ pub(crate) struct Sender {
     /// Free places at the receiver, as it said last.
     credit: u16,
     window: u32,
+    /// It grows to so many.
+    most: u32,
     /// Chunks that arrived since the window grew last.
     grown: u32,
     /// Above it the window grows slowly.
@@ -145,9 +153,10 @@ impl Sender {
             outgoing: VecDeque::with_capacity(MAX_OUTSTANDING),
             next_message: 1,
             credit,
-            window: FIRST_WINDOW,
+            window: scaled(FIRST_WINDOW, chunk_bytes),
             grown: 0,
-            threshold: MAX_WINDOW,
+            most: scaled(MAX_WINDOW, chunk_bytes),
+            threshold: scaled(MAX_WINDOW, chunk_bytes),
             in_flight: 0,
             halved: Time::ZERO,
             rtt: None,
@@ -237,12 +246,12 @@ impl Sender {
     fn arrived(&mut self, chunks: u32) {
         self.in_flight = self.in_flight.saturating_sub(chunks);
         if self.window < self.threshold {
-            self.window = (self.window + chunks).min(MAX_WINDOW);
+            self.window = (self.window + chunks).min(self.most);
         } else {
             self.grown += chunks;
             if self.grown >= self.window {
                 self.grown = 0;
-                self.window = (self.window + 1).min(MAX_WINDOW);
+                self.window = (self.window + 1).min(self.most);
             }
         }
     }
@@ -360,6 +369,17 @@ impl Sender {
         self.outgoing.drain(..).collect()
     }
 
+    /// Gives back what was sealed in another epoch.
+    pub(crate) fn give_up_other_than(&mut self, epoch: u32) -> Vec<Outgoing> {
+        let (kept, given_up): (VecDeque<_>, VecDeque<_>) =
+            self.outgoing.drain(..).partition(|out: &Outgoing| out.stamp.epoch == epoch);
+        self.outgoing = kept;
+        self.count.returned += given_up.len() as u64;
+        let in_flight: u32 = given_up.iter().map(|out| out.in_flight).sum();
+        self.in_flight = self.in_flight.saturating_sub(in_flight);
+        given_up.into()
+    }
+
     /// Questions to be sent now.
     pub(crate) fn take_probes(&mut self) -> Vec<Header> {
         std::mem::take(&mut self.probes)
@@ -407,11 +427,12 @@ impl Sender {
     pub(crate) fn train(&mut self, now: Time, train: &mut Vec<u8>) -> Option<usize> {
         train.clear();
         let (session, rto) = (self.session, self.rto());
+        let most = TRAIN.min(scaled(TRAIN, self.chunk_bytes));
         let mut segment = None;
         let mut datagrams = 0;
         for out in &mut self.outgoing {
             loop {
-                if datagrams == TRAIN || self.in_flight >= self.window {
+                if datagrams == most || self.in_flight >= self.window {
                     break;
                 }
                 let chunk = match out.again.front() {
@@ -423,7 +444,7 @@ impl Sender {
                 let end = (start + self.chunk_bytes).min(out.sealed.len());
                 let header = Header { chunk, len: (end - start) as u16, ..out.header(Kind::Data, session) };
                 let before = train.len();
-                let len = end - start + super::header::HEADER_LEN;
+                let len = end - start + HEADER_LEN;
                 if segment.is_some_and(|segment| len > segment) {
                     return segment;
                 }

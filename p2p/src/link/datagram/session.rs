@@ -13,7 +13,8 @@ use std::time::Duration;
 use scheduler::NodeId;
 
 use super::Time;
-use super::header::{HEADER_LEN, Header, Kind, MAX_MESSAGE};
+use super::header::{HEADER_LEN, Header, Kind, MAX_MESSAGE, PING_LEN};
+use super::keyring::Keyring;
 use super::receive::{Outcome, Receiver, Whole};
 use super::seal::{Direction, Keys, SEAL_LEN, Secret};
 use super::send::{Outgoing, Place, Sender, Sent, Stamp};
@@ -30,9 +31,6 @@ pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// The longest message that is sent, and that is taken: the longest frame, sealed.
 pub(crate) const MAX_SENT: usize = PLACE_LEN + MAX_FRAME + SEAL_LEN;
 const _: () = assert!(MAX_SENT <= MAX_MESSAGE);
-/// A session's keys serve so many messages, or so long.
-const REKEY_MESSAGES: u32 = 1 << 20;
-const REKEY_AFTER: Duration = Duration::from_secs(3_600);
 /// Control datagrams waiting to be sent; what is beyond is asked for again.
 const MAX_CONTROL: usize = 128;
 /// So many messages are acknowledged together, in one system call and one packet train.
@@ -52,7 +50,6 @@ pub(crate) struct Terms {
     pub(crate) there: u64,
     /// Which way this end sends.
     pub(crate) direction: Direction,
-    pub(crate) secret: Secret,
     pub(crate) chunk_bytes: usize,
 }
 
@@ -97,14 +94,14 @@ pub(crate) enum News {
     Asked { message: u32, chunks: u16 },
 }
 
-/// What is outside needs to carry the data of a session: nothing that opens a message.
+/// What something outside needs to carry the data of a session: nothing that opens a message.
 #[derive(Debug)]
 pub(crate) struct Served {
     /// What this end and the other one call it.
     pub(crate) names: [u64; 2],
-    /// The epoch and the header key of what comes.
+    /// The oldest epoch of what comes that is still taken, and its header key.
     pub(crate) inward: (u32, [u8; 16]),
-    /// Those of what leaves.
+    /// Those of what leaves and may still be sent again.
     pub(crate) outward: (u32, [u8; 16]),
     pub(crate) chunk_bytes: usize,
     /// The newest message that was delivered.
@@ -132,16 +129,15 @@ pub(crate) struct Counts {
     pub(crate) forged: u64,
     /// Messages whose seal was broken.
     pub(crate) broken: u64,
+    /// How often keys were exchanged and used.
+    pub(crate) renewed: u32,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Session {
     terms: Terms,
-    outward: Keys,
-    inward: Keys,
-    keyed: Time,
-    keyed_message: u32,
+    keys: Keyring,
     sender: Sender,
     receiver: Receiver,
     taken: Arc<AtomicUsize>,
@@ -156,14 +152,10 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(now: Time, terms: Terms, governor: Governor) -> Self {
-        let outward = terms.secret.keys(terms.direction, 0);
-        let inward = terms.secret.keys(terms.direction.back(), 0);
+    /// What both ends begin with: `secret` of the exchange that the session was agreed on in.
+    pub(crate) fn new(terms: Terms, secret: &Secret, governor: Governor) -> Self {
         Self {
-            outward,
-            inward,
-            keyed: now,
-            keyed_message: 1,
+            keys: Keyring::new(secret, terms.direction),
             sender: Sender::new(terms.there, terms.chunk_bytes, PLACES as u16),
             receiver: Receiver::new(governor, terms.peer, terms.chunk_bytes, MAX_SENT as u64),
             taken: Arc::default(),
@@ -184,10 +176,11 @@ impl Session {
 
     /// What someone outside needs who carries its data.
     pub(crate) fn served(&self) -> Served {
+        let of = |keys: &Keys| (keys.epoch, keys.header.bytes());
         Served {
             names: self.names(),
-            inward: (self.inward.epoch, self.inward.header.bytes()),
-            outward: (self.outward.epoch, self.outward.header.bytes()),
+            inward: of(self.keys.oldest_inward()),
+            outward: of(self.keys.oldest_outward()),
             chunk_bytes: self.terms.chunk_bytes,
             newest: self.receiver.newest(),
         }
@@ -198,15 +191,32 @@ impl Session {
         self.outside = outside;
     }
 
-    /// The epochs of what comes and of what leaves.
-    pub(crate) fn epochs(&self) -> [u32; 2] {
-        [self.inward.epoch, self.outward.epoch]
+    /// The newest epochs of what comes and of what leaves, and their header keys.
+    pub(crate) fn newest_keys(&self) -> [(u32, [u8; 16]); 2] {
+        [&self.keys.inward, &self.keys.outward].map(|keys| (keys.epoch, keys.header.bytes()))
     }
 
-    /// The header key of an epoch.
-    pub(crate) fn header_key(&self, outward: bool, epoch: u32) -> [u8; 16] {
-        let out = self.terms.direction;
-        self.terms.secret.keys(if outward { out } else { out.back() }, epoch).header.bytes()
+    /// Takes in the secret of another exchange, whose keys are the next epoch's: what comes may have them from now on, what leaves has
+    /// them from [`Session::advance`] on.
+    pub(crate) fn renew(&mut self, secret: &Secret) {
+        self.keys.renew(secret);
+    }
+
+    /// The other end has the keys of the next epoch: they seal from now on. What is on its way since the epoch before the one that
+    /// ends is given back, because its keys go.
+    pub(crate) fn advance(&mut self) {
+        if self.keys.outward_next.is_none() {
+            return;
+        }
+        for out in self.sender.give_up_other_than(self.keys.outward.epoch) {
+            self.give_back(out);
+        }
+        self.keys.advance(self.sender.next_message());
+    }
+
+    /// Whether the ends are to exchange other keys; said once for the same keys.
+    pub(crate) fn wants_keys(&mut self) -> bool {
+        self.keys.are_worn(self.sender.next_message())
     }
 
     /// What has happened since the last call.
@@ -215,7 +225,7 @@ impl Session {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        Counts { sent: self.sender.count, ..self.counts }
+        Counts { sent: self.sender.count, renewed: self.keys.outward.epoch, ..self.counts }
     }
 
     /// Whether anything is on its way.
@@ -226,32 +236,33 @@ impl Session {
     /// Sends a frame if there is room for it now; false when there is none.
     pub(crate) fn send(&mut self, now: Time, place: Place, frame: [&[u8]; 2]) -> bool {
         let len = PLACE_LEN + frame[0].len() + frame[1].len() + SEAL_LEN;
-        if len > MAX_SENT || !self.sender.has_room(len) {
+        let message = self.sender.next_message();
+        if len > MAX_SENT || self.keys.are_spent(message) || !self.sender.has_room(len) {
             if !self.sender.is_busy() {
-                self.sender.ask_for_credit(now, self.outward.epoch);
+                self.sender.ask_for_credit(now, self.keys.outward.epoch);
             }
             return false;
-        }
-        let message = self.sender.next_message();
-        let spent = message.wrapping_sub(self.keyed_message) >= REKEY_MESSAGES;
-        if spent || now.saturating_sub(self.keyed) >= REKEY_AFTER {
-            self.outward = self.terms.secret.keys(self.terms.direction, self.outward.epoch + 1);
-            (self.keyed, self.keyed_message) = (now, message);
         }
         let mut sealed = Vec::with_capacity(len);
         sealed.extend_from_slice(&place.lane.to_le_bytes());
         sealed.extend_from_slice(&place.number.to_le_bytes());
         frame.iter().for_each(|part| sealed.extend_from_slice(part));
-        self.outward.seal(self.terms.there, message, &mut sealed);
-        let stamp = Stamp { epoch: self.outward.epoch, key: self.outward.header.clone() };
+        self.keys.outward.seal(self.terms.there, message, &mut sealed);
+        let stamp = Stamp { epoch: self.keys.outward.epoch, key: self.keys.outward.header.clone() };
         self.sender.push(now, place, sealed, stamp);
         self.counts.frames += u64::from(place.lane != ECHO);
         true
     }
 
-    /// Asks whether the way is open.
-    pub(crate) fn ping(&mut self) {
-        self.say(Kind::Ping, 0, 0, vec![0; 8]);
+    /// Asks whether the way is open to datagrams with so many bytes behind the header, at most a chunk's, there and back.
+    pub(crate) fn ping(&mut self, bytes: usize) {
+        let bytes = bytes.clamp(PING_LEN, self.terms.chunk_bytes);
+        self.say(Kind::Ping, 0, 0, vec![0; bytes]);
+    }
+
+    /// The length of a chunk.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        self.terms.chunk_bytes
     }
 
     /// Gives everything back that is on its way.
@@ -264,12 +275,9 @@ impl Session {
     fn give_back(&mut self, out: Outgoing) {
         let Outgoing { message, stamp: Stamp { epoch, .. }, place, mut sealed, .. } = out;
         self.counts.frames_returned += u64::from(place.lane != ECHO);
-        let keys = match epoch == self.outward.epoch {
-            true => self.outward.clone(),
-            false => self.terms.secret.keys(self.terms.direction, epoch),
-        };
         // This end sealed it.
-        if keys.open(self.terms.there, message, &mut sealed) {
+        let keys = self.keys.outward_of(epoch);
+        if keys.is_some_and(|keys| keys.open(self.terms.there, message, &mut sealed)) {
             sealed.drain(..PLACE_LEN);
             self.news.push(News::Returned(place, sealed));
         }
@@ -277,7 +285,7 @@ impl Session {
 
     fn say(&mut self, kind: Kind, message: u32, chunks: u16, payload: Vec<u8>) {
         if self.control.len() < MAX_CONTROL {
-            let (session, len, epoch) = (self.terms.there, payload.len() as u16, self.outward.epoch);
+            let (session, len, epoch) = (self.terms.there, payload.len() as u16, self.keys.outward.epoch);
             let header = Header { kind, chunk: 0, session, message, total_bytes: 0, chunks, len, epoch };
             self.control.push_back((header, payload));
         }
@@ -320,20 +328,9 @@ impl Session {
         true
     }
 
-    /// Whether the datagram is tagged with the keys of this epoch, or of the next one, which begins then.
-    fn proves(&mut self, header: &Header, datagram: &[u8]) -> bool {
-        if header.epoch == self.inward.epoch {
-            return header.proves(datagram, &self.inward.header);
-        }
-        let back = self.terms.direction.back();
-        // Control is tagged under the epoch of its sender, data under that of its message: one behind is still on its way.
-        let near = header.epoch.abs_diff(self.inward.epoch) == 1;
-        let keys = near.then(|| self.terms.secret.keys(back, header.epoch));
-        let Some(keys) = keys.filter(|keys| header.proves(datagram, &keys.header)) else { return false };
-        if header.epoch > self.inward.epoch {
-            self.inward = keys;
-        }
-        true
+    /// Whether the datagram is tagged with the keys of an epoch that is taken: nothing is derived for one that is not.
+    fn proves(&self, header: &Header, datagram: &[u8]) -> bool {
+        self.keys.inward_of(header.epoch).is_some_and(|keys| header.proves(datagram, &keys.header))
     }
 
     /// Acknowledges a message at `due`, or sooner together with others.
@@ -358,9 +355,6 @@ impl Session {
     /// Takes in a message that was put together outside: its datagrams named this session, came from its peer's address and had the
     /// tags of `epoch`.
     pub(crate) fn on_message(&mut self, now: Time, (message, epoch): (u32, u32), sealed: &[u8]) {
-        if epoch == self.inward.epoch.wrapping_add(1) {
-            self.inward = self.terms.secret.keys(self.terms.direction.back(), epoch);
-        }
         match self.receiver.take_whole(message, sealed) {
             Outcome::Whole(whole) => self.on_whole(now, (message, epoch), whole),
             Outcome::Over => self.acknowledge(message, now),
@@ -382,11 +376,8 @@ impl Session {
         (number, epoch): (u32, u32),
         Whole { sealed: mut message, permit }: Whole,
     ) {
-        let keys = match epoch == self.inward.epoch {
-            true => self.inward.clone(),
-            false => self.terms.secret.keys(self.terms.direction.back(), epoch),
-        };
-        let opened = keys.open(self.terms.here, number, &mut message);
+        let keys = self.keys.inward_of(epoch);
+        let opened = keys.is_some_and(|keys| keys.open(self.terms.here, number, &mut message));
         let place = message.split_first_chunk::<8>().zip(message.get(8..PLACE_LEN));
         let Some(((lane, _), at)) = place.filter(|_| opened) else {
             // Its sender is told nothing, and sends it over the stream in the end.
@@ -441,18 +432,20 @@ impl Session {
         }
         for probe in self.sender.take_probes() {
             if self.control.len() < MAX_CONTROL {
-                self.control.push_back((Header { epoch: self.outward.epoch, ..probe }, Vec::new()));
+                self.control.push_back((Header { epoch: self.keys.outward.epoch, ..probe }, Vec::new()));
             }
         }
         train.clear();
-        let key = &self.outward.header;
+        let key = &self.keys.outward.header;
         if let Some((header, payload)) = self.control.pop_front() {
+            // Keys may have changed since.
+            let header = Header { epoch: self.keys.outward.epoch, ..header };
             header.write(&payload, key, train);
             return Some(train.len());
         }
         self.acks_due.take_if(|due| *due <= now)?;
         let free = PLACES.saturating_sub(self.taken.load(Ordering::Relaxed)) as u16;
-        let (session, epoch, payload) = (self.terms.there, self.outward.epoch, free.to_le_bytes());
+        let (session, epoch, payload) = (self.terms.there, self.keys.outward.epoch, free.to_le_bytes());
         let len = payload.len() as u16;
         for message in self.acks.drain(..) {
             let kind = Kind::Ack;

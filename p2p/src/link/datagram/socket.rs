@@ -1,13 +1,15 @@
 //! The socket of a node's datagrams: trains in one system call where the system can, one by one where it cannot.
 //!
-//! Datagrams leave with a hop limit of 255, and where the system checks it, one that comes with less has crossed a router and
-//! is dropped before it is read (RFC 5082).
+//! Datagrams leave with a hop limit of 255, and one that comes with less has crossed a router: a filter that the system runs drops it
+//! before it takes room in the socket's queue (RFC 5082). Once sessions are known the filter takes their names only, so that a neighbor
+//! without one fills nothing either.
 
 use std::io;
 use std::io::IoSliceMut;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
+use super::header::{CHUNK_BYTES, CHUNK_RANGE, CHUNK_UNIT, HEADER_LEN, MAGIC, VERSION};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
@@ -27,6 +29,8 @@ pub(crate) struct Socket {
     /// How many of a thousand datagrams are lost on purpose, and how many were sent: tests of what a bad network does.
     loss: AtomicU16,
     sent: AtomicU64,
+    /// The longest datagram that is sent: tests of what a narrow network does.
+    longest: AtomicUsize,
 }
 
 impl Socket {
@@ -56,6 +60,7 @@ impl Socket {
             mapped,
             loss: AtomicU16::new(loss),
             sent: AtomicU64::new(0),
+            longest: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -67,8 +72,10 @@ impl Socket {
     /// Sends a train of datagrams of `segment` bytes each, the last perhaps shorter. What the system does not take is lost, as it
     /// may be on the way.
     pub(crate) fn send(&self, to: SocketAddr, train: &[u8], segment: usize) {
-        if self.loss.load(Ordering::Relaxed) > 0 {
-            for datagram in train.chunks(segment).filter(|_| !self.loses()) {
+        let longest = self.longest.load(Ordering::Relaxed);
+        if self.loss.load(Ordering::Relaxed) > 0 || segment > longest {
+            let fits = |datagram: &&[u8]| datagram.len() <= longest && !self.loses();
+            for datagram in train.chunks(segment).filter(fits) {
                 self.send_part(to, datagram, segment);
             }
             return;
@@ -93,9 +100,21 @@ impl Socket {
         }
     }
 
-    /// Loses everything from now on.
+    /// Loses everything from now on, or no more than before.
     pub(crate) fn cut(&self) {
         self.loss.store(1_000, Ordering::Relaxed);
+    }
+
+    /// Sends no datagram longer than this from now on.
+    pub(crate) fn shrink(&self, longest: usize) {
+        self.longest.store(longest, Ordering::Relaxed);
+    }
+
+    /// Takes datagrams of sessions of these names only from now on. Where the system takes no such filter the one for hops stays.
+    pub(crate) fn admit(&self, names: &[u64]) {
+        if let Err(error) = filter(&self.io, Some(names)) {
+            tracing::debug!(%error, "datagrams of no session are read and dropped");
+        }
     }
 
     /// Whether the next datagram is lost on purpose.
@@ -153,25 +172,47 @@ fn require_hops(socket: &std::net::UdpSocket, v6: bool) -> io::Result<()> {
     let (level, name) =
         if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT) } else { (libc::IPPROTO_IP, libc::IP_MINTTL) };
     set_option(socket, level, name, &(HOPS as libc::c_int))?;
+    filter(socket, None)
+}
+
+/// Has the system drop, unread, what crossed a router and, where `names` are given, what names none of these sessions. The filter looks
+/// at a packet from its UDP header on.
+#[cfg(target_os = "linux")]
+fn filter(socket: &impl std::os::fd::AsRawFd, names: Option<&[u64]>) -> io::Result<()> {
     // Where the IP header begins, for a load of the filter.
     const NETWORK: u32 = (-0x10_0000_i32) as u32;
     const LOAD: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+    const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    /// Length of a UDP header.
+    const UDP: u32 = 8;
     const SHIFT: u32 = libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K;
     const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const SKIP: u32 = libc::BPF_JMP | libc::BPF_JA;
     const END: u32 = libc::BPF_RET | libc::BPF_K;
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut steps = [
+    let mut steps = vec![
         step(LOAD, 0, 0, NETWORK),
         step(SHIFT, 0, 0, 4),
         step(EQUAL, 0, 2, 4),
         step(LOAD, 0, 0, NETWORK + 8),
         step(SKIP, 0, 0, 1),
         step(LOAD, 0, 0, NETWORK + 7),
-        step(EQUAL, 0, 1, HOPS),
-        step(END, 0, 0, u32::MAX),
+        step(EQUAL, 1, 0, HOPS),
         step(END, 0, 0, 0),
     ];
+    if let Some(names) = names {
+        // The filter loads in the order of the network.
+        let word = |bytes: &[u8], at: usize| u32::from_be_bytes(std::array::from_fn(|i| bytes[at + i]));
+        steps.extend([step(LOAD_WORD, 0, 0, UDP), step(EQUAL, 1, 0, word(&MAGIC, 0)), step(END, 0, 0, 0)]);
+        steps.extend([step(LOAD, 0, 0, UDP + 4), step(EQUAL, 1, 0, VERSION.into()), step(END, 0, 0, 0)]);
+        steps.push(step(LOAD_WORD, 0, 0, UDP + 8));
+        for name in names.iter().map(|name| name.to_le_bytes()) {
+            // No two names have the same low half: its last bits are their place in the table.
+            steps.extend([step(EQUAL, 0, 4, word(&name, 0)), step(LOAD_WORD, 0, 0, UDP + 12)]);
+            steps.extend([step(EQUAL, 0, 1, word(&name, 4)), step(END, 0, 0, u32::MAX), step(END, 0, 0, 0)]);
+        }
+    }
+    steps.push(step(END, 0, 0, if names.is_some() { 0 } else { u32::MAX }));
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
@@ -180,12 +221,11 @@ fn require_hops(socket: &std::net::UdpSocket, v6: bool) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 fn set_option<T>(
-    socket: &std::net::UdpSocket,
+    socket: &impl std::os::fd::AsRawFd,
     level: libc::c_int,
     name: libc::c_int,
     value: &T,
 ) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the descriptor is open as long as `socket` is borrowed; the system reads `len` bytes at `value`, and of a filter the
     // steps that it counts, which the caller holds until this returns.
@@ -198,6 +238,42 @@ fn set_option<T>(
 #[cfg(not(target_os = "linux"))]
 fn require_hops(_: &std::net::UdpSocket, _: bool) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// As there: nothing comes.
+#[cfg(not(target_os = "linux"))]
+fn filter<T>(_: &T, _: Option<&[u64]>) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The longest chunk whose datagrams the way to `ip` carries whole, as far as this host knows its packets' length.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub(crate) fn longest_chunk(ip: IpAddr) -> usize {
+    use std::os::fd::AsRawFd;
+    let asked = || {
+        let (any, level, name) = match ip {
+            IpAddr::V4(_) => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), libc::IPPROTO_IP, libc::IP_MTU),
+            IpAddr::V6(_) => (IpAddr::V6(Ipv6Addr::UNSPECIFIED), libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        };
+        let socket = std::net::UdpSocket::bind((any, 0))?;
+        // Sends nothing: the system looks for a route.
+        socket.connect((ip, 9))?;
+        let (mut mtu, mut len) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: the descriptor is open as long as `socket` lives; the system writes at most `len` bytes, an integer's, at `mtu`.
+        let said =
+            unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
+        if said == 0 { Ok(mtu as usize) } else { Err(io::Error::last_os_error()) }
+    };
+    let headers = if ip.is_ipv4() { 28 } else { 48 } + HEADER_LEN;
+    let room = asked().map_or(CHUNK_BYTES, |mtu| mtu.saturating_sub(headers));
+    (room / CHUNK_UNIT * CHUNK_UNIT).clamp(*CHUNK_RANGE.start(), *CHUNK_RANGE.end())
+}
+
+/// There are no datagrams.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn longest_chunk(_: IpAddr) -> usize {
+    CHUNK_BYTES
 }
 
 /// Whether datagrams to `ip` cross no router: it is in a network of one of this host's interfaces. Within this host only where that
@@ -253,6 +329,60 @@ mod tests {
             }
         };
         assert_eq!(&buffer[..len], b"direct");
+    }
+
+    /// What names no session that is known never takes room in the queue: of five datagrams the last one is read first.
+    #[tokio::test]
+    async fn what_names_no_session_never_comes() {
+        let there = Socket::bind(false, 0).unwrap();
+        let (one, other) = (0x0123_4567_89ab_cd41_u64, 0xfedc_ba98_7654_3242_u64);
+        let names: Vec<u64> = (0..64).map(|at| if at == 1 { one } else { other / 64 * 64 + at }).collect();
+        there.admit(&names);
+        let from = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        from.set_ttl(255).unwrap();
+        let datagram = |magic: &[u8], version: u8, name: u64| {
+            let mut bytes = [magic, &[version, 0, 0, 0], &name.to_le_bytes()].concat();
+            bytes.resize(60, 7);
+            bytes
+        };
+        let right = datagram(b"SLAN", 1, one);
+        for bytes in [
+            &datagram(b"SLAM", 1, one)[..],
+            &datagram(b"SLAN", 9, one),
+            &datagram(b"SLAN", 1, one ^ 1 << 40),
+            &datagram(b"SLAN", 1, one ^ 1 << 20),
+            &right[..14],
+            &right,
+        ] {
+            from.send_to(bytes, ("127.0.0.1", there.port())).await.unwrap();
+        }
+        let mut buffer = vec![0; 65_536];
+        let len = loop {
+            there.readable().await.unwrap();
+            if let Ok((len, ..)) = there.receive(&mut buffer, false) {
+                break len;
+            }
+        };
+        assert_eq!(buffer[..len], right);
+        // A name that is forgotten is dropped, one that is new comes.
+        there.admit(&[other]);
+        for name in [one, other] {
+            from.send_to(&datagram(b"SLAN", 1, name), ("127.0.0.1", there.port())).await.unwrap();
+        }
+        let len = loop {
+            there.readable().await.unwrap();
+            if let Ok((len, ..)) = there.receive(&mut buffer, false) {
+                break len;
+            }
+        };
+        assert_eq!(buffer[..len], datagram(b"SLAN", 1, other));
+    }
+
+    #[test]
+    fn a_chunk_fits_the_packets_of_the_way() {
+        // Loopback carries packets of 64 KiB unless it was told otherwise.
+        let chunk = longest_chunk(IpAddr::from([127, 0, 0, 1]));
+        assert!(CHUNK_RANGE.contains(&chunk) && chunk.is_multiple_of(CHUNK_UNIT), "{chunk}");
     }
 
     /// A socket of both families sends to either, and says who sent in the form of that family.

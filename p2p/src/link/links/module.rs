@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
+use std::time::Instant;
 
 use super::Shared;
 use super::{MAX_SESSIONS, Neighbor};
@@ -15,11 +16,18 @@ pub(super) fn refusal(error: &io::Error) -> Error {
 
 fn advice(error: &io::Error) -> String {
     match error.kind() {
+        io::ErrorKind::NotFound if kmod::is_loaded() => format!(
+            "the kernel module shoal_lan is loaded and {DEVICE} is hidden from this process: a service needs \
+             DeviceAllow={DEVICE} in place of PrivateDevices= (the package shoal-lan-dkms brings that for shoal.service)"
+        ),
         io::ErrorKind::NotFound => {
             "the kernel module shoal_lan is not loaded (`sudo modprobe shoal_lan`)".to_owned()
         }
         io::ErrorKind::PermissionDenied => {
-            format!("{DEVICE} is not open to this user (`sudo usermod -aG shoal $USER`, then log in again)")
+            format!(
+                "{DEVICE} is not open to this user (`sudo usermod -aG shoal $USER` and log in again; for a service \
+                 SupplementaryGroups=shoal)"
+            )
         }
         io::ErrorKind::Unsupported => "this system has no such module".to_owned(),
         io::ErrorKind::OutOfMemory => {
@@ -29,12 +37,12 @@ fn advice(error: &io::Error) -> String {
     }
 }
 
-/// Whether the kernel module can be opened by this process; otherwise why not and what to do.
+/// Whether the user of this process may open the kernel module; otherwise why not and what to do. It is not opened: a node does that.
 ///
 /// # Errors
 /// The sentence.
 pub fn module_state() -> Result<(), String> {
-    kmod::can_be_opened().map_err(|error| advice(&error))
+    kmod::may_be_opened().map_err(|error| advice(&error))
 }
 
 impl Shared {
@@ -63,11 +71,13 @@ impl Shared {
     }
 }
 
-/// Takes the messages that the module has put together, until it goes or the links are dropped.
+/// Takes the messages that the module has put together, until it goes or the links are dropped. As from the socket, after a message it
+/// looks for the next one without sleeping for as long as the node was told to.
 pub(super) async fn take(module: Arc<Module>, shared: Weak<Shared>) {
     let (mut heard, mut more) = (Vec::new(), false);
+    let mut awake: Option<Instant> = None;
     loop {
-        let ready = if more { Ok(()) } else { module.ready().await };
+        let ready = if more || awake.is_some() { Ok(()) } else { module.ready().await };
         let Some(shared) = shared.upgrade() else { return };
         let taken = ready.and_then(|()| {
             // A neighbor that sends without end must not keep the other tasks of this thread waiting.
@@ -82,6 +92,8 @@ pub(super) async fn take(module: Arc<Module>, shared: Weak<Shared>) {
             Ok(more) => more,
             Err(error) => return shared.on_module_gone(&error),
         };
+        let now = Instant::now();
+        awake = if heard.is_empty() { awake } else { Some(now) }.filter(|since| now - *since < shared.spin);
         drop(shared);
         // Who waits for a frame goes first, and its answer before an acknowledgement.
         tokio::task::yield_now().await;

@@ -112,6 +112,29 @@ impl Shard {
     }
 }
 
+/// Refuses sessions of a kind that is not computed here of this model; see [`Executor::attends`].
+pub(super) fn attends(blueprint: &Blueprint, kind: SessionKind) -> Result<()> {
+    let SessionKind { attention, cache } = kind;
+    let sparse = matches!(attention, AttentionKind::Sparse(_));
+    if blueprint.encodes() && (attention, cache) != (AttentionKind::Dense, CacheType::F16) {
+        let why = format!("attention {attention} and a cache of {cache} of an encoder: choose dense and f16");
+        return Err(Error::unsupported(why));
+    }
+    let latent = blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Latent(_)));
+    let why = match cache {
+        _ if sparse && latent => {
+            format!("attention {attention} of a model with latent attention: choose dense or window:N")
+        }
+        CacheType::F16 => return Ok(()),
+        _ if latent => format!("a cache of {cache} of a model with latent attention: choose f16"),
+        _ if sparse => {
+            format!("a cache of {cache} with attention {attention}: choose f16, or dense or window:N")
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(why))
+}
+
 impl Executor for Shard {
     fn blueprint(&self) -> &Blueprint {
         &self.blueprint
@@ -154,27 +177,7 @@ impl Executor for Shard {
     }
 
     fn attends(&self, kind: SessionKind) -> Result<()> {
-        let SessionKind { attention, cache } = kind;
-        let sparse = matches!(attention, AttentionKind::Sparse(_));
-        if self.blueprint.encodes() && (attention, cache) != (AttentionKind::Dense, CacheType::F16) {
-            let why =
-                format!("attention {attention} and a cache of {cache} of an encoder: choose dense and f16");
-            return Err(Error::unsupported(why));
-        }
-        let latent =
-            self.blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Latent(_)));
-        let why = match cache {
-            _ if sparse && latent => {
-                format!("attention {attention} of a model with latent attention: choose dense or window:N")
-            }
-            CacheType::F16 => return Ok(()),
-            _ if latent => format!("a cache of {cache} of a model with latent attention: choose f16"),
-            _ if sparse => {
-                format!("a cache of {cache} with attention {attention}: choose f16, or dense or window:N")
-            }
-            _ => return Ok(()),
-        };
-        Err(Error::unsupported(why))
+        attends(&self.blueprint, kind)
     }
 
     fn rank(&self, state: &[f32]) -> Result<f32> {

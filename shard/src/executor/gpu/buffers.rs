@@ -30,8 +30,8 @@ pub(super) struct Scratch {
     inner: wgpu::Buffer,
     /// A row between two norms, and what a sublayer made before it is added.
     between: [wgpu::Buffer; 2],
-    /// Of experts: what the router says, which are visited, their weights, what they make.
-    experts: [wgpu::Buffer; 4],
+    /// Of experts: what the router says, and which are visited, with their weights.
+    experts: [wgpu::Buffer; 2],
     /// Cosines and sines of each rotation.
     pub angles: Vec<wgpu::Buffer>,
     pub logits: wgpu::Buffer,
@@ -114,7 +114,7 @@ pub(in crate::executor) fn scratch_bytes(b: &Blueprint, context: usize, capacity
     let widest = b.hidden.max(b.q_width()).max(inner);
     let angles: usize = b.ropes.iter().map(|rope| rope.dims).sum();
     let row = 3 * b.hidden + 3 * b.q_width() + 2 * b.kv_width() + 3 * inner + angles + 2;
-    let row = row + scores + visits * (2 + b.hidden);
+    let row = row + scores + 2 * visits;
     let tables = 4 * b.layers.len() * capacity.items * context.div_ceil(PAGE);
     let logits = 4 * b.vocab + 8 * MOST_TOP * (b.vocab.div_ceil(TOP_PART) + 1);
     capacity.rows * (4 * row + 6 * widest) + capacity.logit_rows * logits + tables
@@ -159,8 +159,7 @@ impl GpuBuffers {
         let floats = |label: &str, width: usize| gpu.buffer(label, 4 * rows * width);
         let tables = shard.context.div_ceil(PAGE);
         let info = 4 + 2 * rows + shard.layers.len().max(1) * capacity.items * tables;
-        let largest =
-            4 * (rows * 2 * widest).max(rows * experts.1 * b.hidden).max(logit_rows * b.vocab).max(info);
+        let largest = 4 * (rows * 2 * widest).max(logit_rows * b.vocab).max(info);
         if largest as u64 > gpu.info().binding_bytes {
             return Err(Error::invalid(format!(
                 "passes of {rows} rows need {largest} bytes in one buffer, the device has {}; ask for fewer rows",
@@ -183,12 +182,7 @@ impl GpuBuffers {
             attended: floats("attended", b.q_width()),
             inner: floats("inner", 2 * inner),
             between: [floats("between", inner), floats("made", b.hidden)],
-            experts: [
-                floats("scores", experts.0),
-                floats("chosen", experts.1),
-                floats("weights", experts.1),
-                floats("made", experts.1 * b.hidden),
-            ],
+            experts: [floats("scores", experts.0), floats("chosen", 2 * experts.1)],
             angles: b.ropes.iter().map(|rope| floats("angles", rope.dims)).collect(),
             logits: gpu.buffer("logits", 4 * logit_rows * b.vocab),
             top: [b.vocab.div_ceil(TOP_PART), 1]
@@ -282,7 +276,7 @@ impl Binder<'_> {
         aside: bool,
     ) {
         let ExpertParts { router, spec } = parts;
-        let [scores, chosen, weights, made] = &self.scratch.experts;
+        let [scores, chosen] = &self.scratch.experts;
         let used = spec.used as u32;
         self.products("router", router, (scores, spec.count), None);
         let kind = match spec.router {
@@ -293,44 +287,38 @@ impl Binder<'_> {
         let shares = spec.renormalize || spec.router == Router::SoftmaxOfChosen;
         let params = [spec.count as u32, used, kind, u32::from(shares), spec.scale.to_bits()];
         let kernel = self.gpu.kernel(Kernel::Route);
-        let buffers = [scores, chosen, weights];
+        let buffers = [scores, chosen];
         self.add(("choice of experts", 0), [kernel.clone(), kernel], &params, &buffers, Groups::Rows);
         let inner = &self.scratch.inner;
-        self.visits("gate, up", &layer.gate_up, (inner, 2 * layer.width), (spec, used));
+        let visits = Groups::Visits((2 * layer.width).div_ceil(64) as u32, used);
+        self.visits("gate, up", &layer.gate_up, (inner, 2 * layer.width), (spec, [0, 0]), visits);
         self.rows(layer.curve, (inner, layer.width), None, None, Groups::EachVisit(used));
-        self.visits("down", &layer.down, (made, b.hidden), (spec, 1));
-        let adds = match (aside, b.residual_scale) {
-            (true, _) => 0,
-            (false, 1.0) => 1,
-            (false, _) => 2,
+        let added = match (aside, b.residual_scale) {
+            (true, _) => [0, 0],
+            (false, 1.0) => [1, 0],
+            (false, factor) => [2, factor.to_bits()],
         };
-        let params = [b.hidden as u32, used, adds, b.residual_scale.to_bits()];
-        let kernel = self.gpu.kernel(Kernel::Combine);
         let to = if aside { &self.scratch.between[1] } else { x };
-        self.add(
-            ("experts together", 0),
-            [kernel.clone(), kernel],
-            &params,
-            &[made, weights, to],
-            Groups::Rows,
-        );
+        let rows = Groups::Each(b.hidden.div_ceil(64) as u32);
+        self.visits("down", &layer.down, (to, b.hidden), (spec, added), rows);
     }
 
-    /// The rows, of which `shared` visits read one, times the matrices of the experts that they visit.
+    /// The matrices of the experts that rows visit, times these, into `out` of `outputs` columns, or added to what is there.
     fn visits(
         &mut self,
         name: &'static str,
         parts: &[Part],
         (out, outputs): (&wgpu::Buffer, usize),
-        (spec, shared): (&Experts, u32),
+        (spec, [adds, factor]): (&Experts, [u32; 2]),
+        groups: Groups,
     ) {
         let [row, codes, scales, sums] = &self.scratch.row;
         for part in parts {
-            let [cols, words] = [part.cols, part.row_words].map(|size| size as u32);
-            let params = [outputs as u32, cols, words, outputs as u32, outputs as u32 * words, shared];
+            let [outputs, cols, words] = [outputs, part.cols, part.row_words].map(|size| size as u32);
+            let params =
+                [outputs, cols, words, outputs, 0, 0, adds, factor, outputs * words, spec.used as u32];
             let x = if part.integer { codes } else { row };
             let buffers = [&part.matrix, x, scales, sums, &self.scratch.experts[1], out];
-            let groups = Groups::Visits(outputs.div_ceil(64) as u32, spec.used as u32);
             let bytes = part.bytes / spec.count * spec.used;
             self.add((name, bytes), part.kernels.clone(), &params, &buffers, groups);
         }

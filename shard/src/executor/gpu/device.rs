@@ -17,13 +17,20 @@ use std::{
     time::Duration,
 };
 
-use super::source::{Arithmetic, Kernel};
+use super::{
+    driver::Call,
+    source::{Arithmetic, Kernel},
+};
 use crate::{Error, Result, executor::Class, synthetic::Random};
 
 /// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The same of a software device, which computes a chunk of a prompt in a minute.
 const SOFTWARE_PATIENCE: Duration = Duration::from_secs(300);
+/// What a driver gets beyond the deadline of a pass before it counts as hanging itself.
+const SLACK: Duration = Duration::from_secs(30);
+/// Looking for devices and opening one take no longer: a second or two, more where a GPU wakes up.
+const OPENING: Duration = Duration::from_secs(60);
 /// What to do about a device without memory.
 const FULL: &str = "`--device gpu:0,cpu` leaves layers to the processor, `--gpu-memory` says how much may be taken, `--ctx` makes sessions \
                     shorter";
@@ -56,9 +63,6 @@ pub struct Gpu {
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
     trouble: Arc<Trouble>,
     memory: Memory,
-    /// Whether passes get no time, as a test wants it.
-    #[cfg(any(test, debug_assertions))]
-    hurried: AtomicBool,
 }
 
 /// What went wrong on a device.
@@ -119,6 +123,7 @@ fn wait<F: Future>(future: F) -> F::Output {
 }
 
 fn adapters() -> Vec<wgpu::Adapter> {
+    let _call = Call::begin(OPENING);
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
@@ -169,9 +174,11 @@ impl Gpu {
         let adapter = all.swap_remove(number);
         let info = describe(&adapter);
         let descriptor = wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let call = Call::begin(OPENING);
         let (device, queue) = wait(adapter.request_device(&descriptor)).map_err(|error| {
             Error::unsupported(format!("device gpu:{number} ({}) cannot be opened: {error}", info.name))
         })?;
+        drop(call);
         let trouble = Arc::new(Trouble::default());
         let noted = trouble.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| match error {
@@ -192,19 +199,7 @@ impl Gpu {
         let most_bytes = memory_bytes.or(info.memory_bytes.map(|bytes| bytes / 10 * 9));
         let memory = Memory { most_bytes, taken_bytes: Arc::default() };
         let demoted = AtomicBool::new(false);
-        let mut gpu = Self {
-            device,
-            queue,
-            info,
-            arithmetic,
-            class,
-            demoted,
-            kernels,
-            trouble,
-            memory,
-            #[cfg(any(test, debug_assertions))]
-            hurried: AtomicBool::new(false),
-        };
+        let mut gpu = Self { device, queue, info, arithmetic, class, demoted, kernels, trouble, memory };
         let (found, converts) = gpu.probe()?;
         let whole = found == arithmetic;
         if converts && (whole || gpu.info.software) {
@@ -239,12 +234,13 @@ impl Gpu {
         self.demoted.store(true, Relaxed);
     }
 
+    /// A call into the driver begins.
+    fn call(&self) -> Call {
+        Call::begin(self.patience() + SLACK)
+    }
+
     /// How long a pass may take before the device counts as hanging.
-    pub fn patience(&self) -> Duration {
-        #[cfg(any(test, debug_assertions))]
-        if self.hurried.load(Relaxed) {
-            return Duration::ZERO;
-        }
+    fn patience(&self) -> Duration {
         if self.info.software { SOFTWARE_PATIENCE } else { PATIENCE }
     }
 
@@ -253,17 +249,10 @@ impl Gpu {
         locked(&self.trouble.lost).clone()
     }
 
-    /// Takes the device from itself, as a driver that resets it does; for tests.
-    #[cfg(any(test, debug_assertions))]
-    pub(super) fn lose(&self) {
+    /// Takes the device from itself, as a driver that resets it does: nothing is computed on it from now on.
+    pub fn destroy(&self) {
         self.device.destroy();
-        self.trouble.lose("the device is lost: a test took it".into());
-    }
-
-    /// From now on passes get no time, so that the device seems to hang; for tests.
-    #[cfg(any(test, debug_assertions))]
-    pub(super) fn hurry(&self) {
-        self.hurried.store(true, Relaxed);
+        self.trouble.lose("the device is lost: it was taken away".into());
     }
 
     /// Bytes of its memory that may be taken; `None` where neither the system nor the user says.
@@ -364,6 +353,7 @@ impl Gpu {
     }
 
     fn compile(&self, kernel: Kernel) -> Compiled {
+        let _call = self.call();
         let label = format!("{kernel:?}");
         let source = kernel.source(self.arithmetic);
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
@@ -414,6 +404,7 @@ impl Gpu {
 
     /// `bytes` of memory on the device, zeros.
     pub(super) fn buffer(&self, label: &str, bytes: usize) -> wgpu::Buffer {
+        let _call = self.call();
         use wgpu::BufferUsages as Usage;
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
@@ -438,6 +429,7 @@ impl Gpu {
     /// Writes `values` from byte `at` on.
     pub(super) fn write(&self, buffer: &wgpu::Buffer, at: usize, values: &[u32]) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let _call = self.call();
         if !bytes.is_empty() {
             self.queue.write_buffer(buffer, at as u64, &bytes);
         }
@@ -470,6 +462,7 @@ impl Gpu {
         patience: Duration,
     ) -> Result<Vec<u8>> {
         self.check()?;
+        let _call = Call::begin(patience + SLACK);
         let size: usize = wanted.iter().map(|(_, range)| range.len()).sum();
         let back = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("back"),

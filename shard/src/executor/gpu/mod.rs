@@ -20,8 +20,7 @@
 
 mod buffers;
 mod device;
-#[cfg(any(test, debug_assertions))]
-mod fault;
+mod driver;
 mod formats;
 pub mod ops;
 mod source;
@@ -56,8 +55,7 @@ pub(super) use buffers::scratch_bytes;
 use buffers::{GpuBuffers, MOST_TOP, Steps};
 use device::words;
 pub use device::{Gpu, GpuInfo, list};
-#[cfg(any(test, debug_assertions))]
-pub(crate) use fault::{is_wrong, without_faults};
+pub use driver::{Call, overdue};
 pub use source::Arithmetic;
 use state::{DevicePages, Pool};
 pub use timing::read_bandwidth;
@@ -441,6 +439,11 @@ impl Executor for GpuShard {
         Box::new(DevicePages::new(self.pool.clone(), (layer - self.range.start()) as usize))
     }
 
+    /// Half of the free memory: the buffer of a layer grows to the next power of two of its pages.
+    fn state_room(&self) -> Option<u64> {
+        Some(self.gpu.free_bytes()? / 2)
+    }
+
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
         Ok(Box::new(GpuBuffers::new(self, capacity)?))
     }
@@ -456,8 +459,6 @@ impl Executor for GpuShard {
         let mut spans = std::mem::take(&mut ws.spans);
         let admitted = batch::admit(self, ws.capacity, pass, items, &mut spans);
         ws.spans = spans;
-        #[cfg(any(test, debug_assertions))]
-        fault::meet(&self.gpu, ws.spans.iter().map(|span| span.start).max());
         let outcome = admitted.and_then(|rows| match rows {
             0 => Ok(()),
             rows => self.compute(ws, pass, items, rows),

@@ -2,7 +2,7 @@
 
 use super::{
     device::{Gpu, dispatch, words},
-    source::{Curve, Kernel, ROWS},
+    source::{Curve, Kernel, Places, ROWS},
     weights::upload,
 };
 use crate::{
@@ -187,7 +187,8 @@ pub fn matmul(gpu: &Gpu, job: &MatrixJob<'_>, x: &[f32]) -> Result<Vec<f32>> {
         let params = gpu.upload("params", &[rows, cols, words, job.rows as u32, part.first as u32, 0, 0, 0]);
         let buffers = [&info, &params, &part.matrix, &codes, &scales, &sums, &nothing, &out];
         let at_once = if n == 1 { 1 } else { ROWS };
-        let kernel = Kernel::Matmul(job.format.ggml_type, at_once);
+        let (ggml_type, places) = (job.format.ggml_type, Places::Rows);
+        let kernel = Kernel::Matmul { ggml_type, rows: at_once, places };
         let groups = [rows.div_ceil(64), (n as u32).div_ceil(at_once)];
         result = run(gpu, kernel, &buffers, groups, &[(&out, 4 * n * job.rows)])?;
     }

@@ -36,14 +36,17 @@ pub(super) enum Kernel {
     Copy,
     /// What a sublayer made, normed or not, added to the residual row.
     After,
-    /// Matrix times rows, in a weight format by its GGUF number; rows at once.
-    Matmul(u32, u32),
-    /// Matrices of experts times the rows that visit them, in a weight format by its GGUF number.
-    Experts(u32),
-    /// Which experts rows visit.
+    /// Matrices times rows.
+    Matmul {
+        /// The weight format by its GGUF number.
+        ggml_type: u32,
+        /// Rows at once.
+        rows: u32,
+        /// Which matrix each row meets.
+        places: Places,
+    },
+    /// Which experts rows visit, and their weights.
     Route,
-    /// What experts made, put together.
-    Combine,
     /// Norm, rotation and storing of heads.
     Heads,
     /// Attention over pages.
@@ -62,6 +65,27 @@ pub(super) enum Curve {
     Silu,
     Gelu,
     ReluSquared,
+}
+
+/// Which matrix the rows of a product meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Places {
+    /// The one that there is.
+    Rows,
+    /// Those of the experts that each row visits: a row for each visit.
+    Visits,
+    /// Those of the experts, each with the row of its visit: their weighted sum.
+    Experts,
+}
+
+impl Places {
+    fn source(self) -> &'static str {
+        match self {
+            Self::Rows => include_str!("wgsl/places_rows.wgsl"),
+            Self::Visits => include_str!("wgsl/places_visits.wgsl"),
+            Self::Experts => include_str!("wgsl/places_experts.wgsl"),
+        }
+    }
 }
 
 impl Curve {
@@ -89,9 +113,8 @@ impl Kernel {
     pub fn bindings(self) -> &'static str {
         match self {
             Self::Norm { .. } | Self::Gate(_) | Self::Curve(_) | Self::Copy => "rrrrwwww",
-            Self::Matmul(..) | Self::Experts(_) => "rrrrrrrw",
-            Self::Route => "rrrww",
-            Self::Combine => "rrrrw",
+            Self::Matmul { .. } => "rrrrrrrw",
+            Self::Route => "rrrw",
             Self::After | Self::Top => "rrrrw",
             Self::Heads => "rrrrrww",
             Self::Attention => "rrrrrw",
@@ -109,10 +132,8 @@ impl Kernel {
             Self::Gate(curve) => row(include_str!("wgsl/row_gate.wgsl")).replace("CURVE", curve.function()),
             Self::Curve(curve) => row(include_str!("wgsl/row_curve.wgsl")).replace("CURVE", curve.function()),
             Self::Copy => row(include_str!("wgsl/row_copy.wgsl")),
-            Self::Experts(ggml_type) => matmul(include_str!("wgsl/matmul_experts.wgsl"), ggml_type, 1),
             Self::Route => include_str!("wgsl/route.wgsl").into(),
-            Self::Combine => include_str!("wgsl/combine.wgsl").into(),
-            Self::Matmul(ggml_type, rows) => matmul(include_str!("wgsl/matmul.wgsl"), ggml_type, rows),
+            Self::Matmul { ggml_type, rows, places } => matmul(ggml_type, rows, places),
             Self::After => include_str!("wgsl/after.wgsl").into(),
             Self::Heads => include_str!("wgsl/heads.wgsl").into(),
             Self::Attention => include_str!("wgsl/attention.wgsl").into(),
@@ -139,14 +160,15 @@ impl Kernel {
 }
 
 /// A product with matrices of a format, `rows` rows at once.
-fn matmul(source: &str, ggml_type: u32, rows: u32) -> String {
+fn matmul(ggml_type: u32, rows: u32, places: Places) -> String {
     let format = DeviceFormat::of(ggml_type).map(|format| format.source).unwrap_or_default();
     let (shared, chain) = match format.contains("fn fetch") {
         true => (include_str!("wgsl/integer.wgsl"), include_str!("wgsl/chain_integer.wgsl")),
         false => ("", include_str!("wgsl/chain_float.wgsl")),
     };
-    source
+    include_str!("wgsl/matmul.wgsl")
         .replace("//FORMAT", &format!("{shared}\n{format}"))
+        .replace("//PLACES", places.source())
         .replace("//CHAIN", chain)
         .replace("ROWS", &format!("{rows}u"))
 }

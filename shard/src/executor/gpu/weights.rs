@@ -7,7 +7,7 @@ use scheduler::LayerRange;
 use super::{
     device::{Compiled, Gpu, Reserved},
     formats::{DeviceFormat, row_bytes},
-    source::{Curve, Kernel, ROWS},
+    source::{Curve, Kernel, Places, ROWS},
     state,
 };
 use crate::{
@@ -268,13 +268,13 @@ impl Loader<'_> {
     fn experts(&self, index: usize, spec: Experts) -> Result<NetworkParts> {
         let name = |suffix: &str| layer_name(index, suffix);
         let curve = Curve::of(spec.activation).ok_or_else(|| Error::unsupported("this activation"))?;
-        let one = |what: &str, mut parts: Vec<Part>, ggml_type: u32| -> Result<Vec<Part>> {
+        let one = |what: &str, mut parts: Vec<Part>, ggml_type: u32, places: Places| -> Result<Vec<Part>> {
             if parts.len() != 1 {
                 return Err(Error::unsupported(format!(
                     "{what} in one binding on this device; `--device cpu` computes them"
                 )));
             }
-            let kernel = self.gpu.kernel(Kernel::Experts(ggml_type));
+            let kernel = self.gpu.kernel(Kernel::Matmul { ggml_type, rows: 1, places });
             parts.iter_mut().for_each(|part| part.kernels = [kernel.clone(), kernel.clone()]);
             Ok(parts)
         };
@@ -297,10 +297,10 @@ impl Loader<'_> {
         let mut parts = Vec::new();
         upload(self.gpu, down.format, down.cols(), &rows, &[], 0, &mut parts)?;
         Ok(NetworkParts {
-            gate_up: one("gates of all experts", gate_up, gate.format.ggml_type)?,
+            gate_up: one("gates of all experts", gate_up, gate.format.ggml_type, Places::Visits)?,
             width: spec.width,
             curve: Kernel::Gate(curve),
-            down: one("all experts", parts, down.format.ggml_type)?,
+            down: one("all experts", parts, down.format.ggml_type, Places::Experts)?,
             experts: Some(ExpertParts { router: self.matrices(&[&name("ffn_gate_inp")])?, spec }),
         })
     }
@@ -377,7 +377,8 @@ pub(super) fn upload(
     if most == 0 {
         return Err(Error::unsupported(format!("rows of {cols} values in format {name} on this device")));
     }
-    let kernels = [1, ROWS].map(|rows| gpu.kernel(Kernel::Matmul(ggml_type, rows)));
+    let places = Places::Rows;
+    let kernels = [1, ROWS].map(|rows| gpu.kernel(Kernel::Matmul { ggml_type, rows, places }));
     let mut first = first;
     for (index, rows) in rows.chunks(most).enumerate() {
         let bytes = rows.len().next_multiple_of(TILE) * row_words * 4;

@@ -120,6 +120,7 @@ impl Swarm {
             others: &others,
             movers: &movers,
             tick: self.now / TICK_MS,
+            state: machine.view.epoch(),
         };
         match machine.moving.keeper.tick(now, &choice) {
             Advice::Hold(range) => return self.hold(at, range),

@@ -1,6 +1,9 @@
 //! How much is under way, for `/metrics`: written by the compute thread, read by any other.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +15,7 @@ pub struct Gauges {
     kv_used_bytes: AtomicU64,
     kv_kept_bytes: AtomicU64,
     kv_capacity_bytes: AtomicU64,
+    lost: OnceLock<String>,
 }
 
 /// A reading of [`Gauges`].
@@ -40,6 +44,15 @@ impl Gauges {
             kv_kept_bytes: get(&self.kv_kept_bytes),
             kv_capacity_bytes: get(&self.kv_capacity_bytes),
         }
+    }
+
+    /// Why the device computes nothing any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
+        self.lost.get().cloned()
+    }
+
+    pub(super) fn lose(&self, why: String) {
+        let _ = self.lost.set(why);
     }
 
     pub(super) fn show(&self, reading: Reading) {

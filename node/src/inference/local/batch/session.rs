@@ -194,6 +194,12 @@ impl<'m> Session<'m> {
         self.tell(Event::Failed(Failure::Internal { why: error.to_string() }));
     }
 
+    /// How many of the largest logits decide its next tokens; `None` where all of them do.
+    pub(super) fn candidates(&self) -> Option<usize> {
+        let is_free = self.job.ask.constraint.is_none() && !self.job.ask.is_scored();
+        self.sampler.params().candidates().filter(|_| is_free)
+    }
+
     /// Chooses tokens from the last of `logits`, those of the last row known and of each drafted one (`[1 + drafted][vocab]`), as
     /// long as the drafts agree with what is chosen. `row` is room for one of them. `began` is when the pass began, if this session had it
     /// for itself.

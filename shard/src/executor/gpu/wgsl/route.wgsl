@@ -1,11 +1,11 @@
-// One workgroup a row: which experts it visits, and with what weight, as `cpu::experts` chooses them; then in ascending order.
+// One workgroup a row: which experts it visits, in ascending order, and then the bits of their weights, as `cpu::experts` chooses
+// them.
 // params: 0 experts, 1 visited, 2 router (0 softmax, 1 softmax of the chosen, 2 sigmoid), 3 weights are divided by their sum,
 // 4 bits of the factor.
 
 @group(0) @binding(1) var<storage, read> params: array<u32>;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read_write> chosen: array<u32>;
-@group(0) @binding(4) var<storage, read_write> weights: array<f32>;
 
 var<workgroup> scores: array<f32, 512>;
 
@@ -66,7 +66,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         for (var other = 0u; other < used; other = other + 1u) {
             if (ids[other] < ids[i]) { place = place + 1u; }
         }
-        chosen[group.x * used + place] = ids[i];
-        weights[group.x * used + place] = shares[i];
+        let at = 2u * used * group.x + place;
+        chosen[at] = ids[i];
+        chosen[at + used] = bitcast<u32>(shares[i]);
     }
 }
