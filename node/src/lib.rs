@@ -17,6 +17,7 @@ pub mod control;
 pub mod conversations;
 pub mod daemon;
 pub mod drafting;
+pub mod encode;
 pub mod error;
 pub mod events;
 pub mod feedback;

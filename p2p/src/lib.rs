@@ -32,6 +32,7 @@
 
 mod error;
 pub mod identity;
+mod malformed;
 
 #[cfg(feature = "net")]
 pub mod config;

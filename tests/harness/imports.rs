@@ -1,10 +1,10 @@
 //! Which modules of a crate import which, read from its source: the picture that `integration/structure.rs` holds.
 //!
 //! Every file below `src` is a module. An arrow `a -> b` says that code of `a` names something inside `b`, in a `use` or in a
-//! path that begins with `crate`, `super` or `self`. Names that a parent hands on count as the parent's. Test modules are
-//! left out, as are files that only tests include.
+//! path that begins with `crate`, `super` or `self`. A name that a module only hands on counts as that of the module it
+//! comes from. Test modules are left out, as are files that only tests include.
 //!
-//! Limits: macros that make paths and names of other crates are not read; a path through a renamed module ends at the name.
+//! Limits: macros that make paths, `use` of everything (`*`) and names of other crates are not read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,10 +28,12 @@ impl Imports {
     pub fn read(src: &Path) -> Self {
         let mut files = BTreeMap::new();
         collect(src, &mut Vec::new(), &mut files);
-        let modules: BTreeSet<Module> = files.keys().cloned().collect();
-        let arrows =
-            files.iter().map(|(module, text)| (module.clone(), named(module, text, &modules))).collect();
-        Self { arrows }
+        Self::of_sources(&files)
+    }
+
+    fn of_sources(files: &BTreeMap<Module, String>) -> Self {
+        let sources = Sources::new(files);
+        Self { arrows: files.keys().map(|module| (module.clone(), sources.named(module))).collect() }
     }
 
     /// How many modules there are.
@@ -47,29 +49,24 @@ impl Imports {
     /// Groups of modules that import each other in a loop, parent and child apart: an arrow between a module and one that
     /// contains it is no arrow here.
     pub fn circles(&self) -> Vec<Vec<String>> {
-        let modules: Vec<&Module> = self.arrows.keys().collect();
-        let index: BTreeMap<&Module, usize> = modules.iter().enumerate().map(|(i, m)| (*m, i)).collect();
-        let mut reach = vec![vec![false; modules.len()]; modules.len()];
-        for (from, targets) in &self.arrows {
-            for to in targets.iter().filter(|to| !from.starts_with(to) && !to.starts_with(from)) {
-                reach[index[from]][index[to]] = true;
-            }
-        }
-        for via in 0..modules.len() {
-            let onward = reach[via].clone();
-            for row in reach.iter_mut().filter(|row| row[via]) {
-                row.iter_mut().zip(&onward).for_each(|(to, far)| *to |= far);
-            }
-        }
-        let mut seen = BTreeSet::new();
-        let mut circles = Vec::new();
-        for (from, row) in reach.iter().enumerate() {
-            let circle: Vec<usize> = (0..modules.len()).filter(|&to| row[to] && reach[to][from]).collect();
-            if circle.len() > 1 && seen.insert(circle.clone()) {
-                circles.push(circle.into_iter().map(|i| modules[i].join("::")).collect());
-            }
-        }
-        circles
+        let apart = self.pairs().filter(|(from, to)| !from.starts_with(to) && !to.starts_with(from));
+        let arrows = apart.map(|(from, to)| (from.join("::"), to.join("::")));
+        circles(&arrows.collect())
+    }
+
+    /// The same for the rooms of `folder`, of the crate where it is empty: what stands directly in it, each with all below.
+    /// Arrows between two rooms of `allowed` do not count.
+    pub fn room_circles(&self, folder: &str, allowed: &[(&str, &str)]) -> Vec<Vec<String>> {
+        let folder: Module = folder.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect();
+        let room = |module: &Module| module.strip_prefix(&*folder)?.first().cloned();
+        let arrows = self.pairs().filter_map(|(from, to)| Some((room(from)?, room(to)?)));
+        let counts =
+            |(from, to): &(String, String)| from != to && !allowed.contains(&(from.as_str(), to.as_str()));
+        circles(&arrows.filter(counts).collect())
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&Module, &Module)> {
+        self.arrows.iter().flat_map(|(from, targets)| targets.iter().map(move |to| (from, to)))
     }
 
     /// The modules that `module` names.
@@ -77,6 +74,32 @@ impl Imports {
         let module: Module = module.split("::").map(str::to_owned).collect();
         self.arrows.get(&module).into_iter().flatten().map(|to| to.join("::")).collect()
     }
+}
+
+/// Groups of names that reach each other by `arrows`.
+fn circles(arrows: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
+    let names: BTreeSet<&String> = arrows.iter().flat_map(|(from, to)| [from, to]).collect();
+    let names: Vec<&String> = names.into_iter().collect();
+    let index: BTreeMap<&String, usize> = names.iter().enumerate().map(|(i, name)| (*name, i)).collect();
+    let mut reach = vec![vec![false; names.len()]; names.len()];
+    for (from, to) in arrows {
+        reach[index[from]][index[to]] = true;
+    }
+    for via in 0..names.len() {
+        let onward = reach[via].clone();
+        for row in reach.iter_mut().filter(|row| row[via]) {
+            row.iter_mut().zip(&onward).for_each(|(to, far)| *to |= far);
+        }
+    }
+    let mut seen = BTreeSet::new();
+    let mut circles = Vec::new();
+    for (from, row) in reach.iter().enumerate() {
+        let circle: Vec<usize> = (0..names.len()).filter(|&to| row[to] && reach[to][from]).collect();
+        if circle.len() > 1 && seen.insert(circle.clone()) {
+            circles.push(circle.into_iter().map(|i| names[i].clone()).collect());
+        }
+    }
+    circles
 }
 
 fn collect(folder: &Path, place: &mut Module, files: &mut BTreeMap<Module, String>) {
@@ -97,19 +120,48 @@ fn collect(folder: &Path, place: &mut Module, files: &mut BTreeMap<Module, Strin
     }
 }
 
-/// The modules that `text`, the source of `here`, names.
-fn named(here: &Module, text: &str, modules: &BTreeSet<Module>) -> BTreeSet<Module> {
-    let code = without_tests(text);
-    let mut found = BTreeSet::new();
-    for path in paths(&code) {
-        let Some(absolute) = resolve(here, &path, modules) else { continue };
-        // The longest beginning that is a module.
-        let module = (0..=absolute.len()).rev().map(|len| &absolute[..len]).find(|m| modules.contains(*m));
-        if let Some(module) = module.filter(|module| *module != here.as_slice()) {
-            found.insert(module.to_vec());
-        }
+/// What every file says: the paths in it, and which of its names come from elsewhere.
+struct Sources {
+    paths: BTreeMap<Module, Vec<Named>>,
+    imported: BTreeMap<Module, BTreeMap<String, Module>>,
+}
+
+impl Sources {
+    fn new(files: &BTreeMap<Module, String>) -> Self {
+        let paths: BTreeMap<Module, Vec<Named>> =
+            files.iter().map(|(module, text)| (module.clone(), paths(&without_tests(text)))).collect();
+        let imported = paths.iter().map(|(here, paths)| {
+            let names = paths.iter().filter_map(|path| {
+                let known_as = path.known_as.clone()?;
+                Some((known_as, resolve(here, &path.parts, files)?))
+            });
+            (here.clone(), names.collect())
+        });
+        Self { imported: imported.collect(), paths: paths.clone() }
     }
-    found
+
+    /// The modules that `here` names.
+    fn named(&self, here: &Module) -> BTreeSet<Module> {
+        let found = self.paths[here].iter().filter_map(|path| resolve(here, &path.parts, &self.paths));
+        found.filter_map(|path| self.home(path)).filter(|module| module != here).collect()
+    }
+
+    /// The module in which what `path` means is written: a name that a module hands on is looked up where it comes from.
+    fn home(&self, mut path: Module) -> Option<Module> {
+        // A chain of modules that hand a name on is short; a loop of them would not compile.
+        for _ in 0..8 {
+            let len = (0..=path.len()).rev().find(|&len| self.paths.contains_key(&path[..len]))?;
+            let (module, rest) = (path[..len].to_vec(), &path[len..]);
+            let further = rest.first().and_then(|name| self.imported[&module].get(name));
+            let Some(further) = further else { return Some(module) };
+            let next: Module = further.iter().chain(&rest[1..]).cloned().collect();
+            if next == path {
+                return Some(module);
+            }
+            path = next;
+        }
+        None
+    }
 }
 
 /// Comments, and everything from the first test module on, left out: tests stand at the end of a file.
@@ -131,9 +183,17 @@ fn without_tests(text: &str) -> String {
     lines.join("\n")
 }
 
+/// A path in a source file.
+#[derive(Clone, Debug)]
+struct Named {
+    parts: Module,
+    /// The name by which a `use` makes it known.
+    known_as: Option<String>,
+}
+
 /// Every path in `use` declarations, with their braces opened, and every path in code that begins with `crate`, `super`
 /// or `self`.
-fn paths(code: &str) -> Vec<Module> {
+fn paths(code: &str) -> Vec<Named> {
     let mut found = Vec::new();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut rest = code;
@@ -159,7 +219,7 @@ fn paths(code: &str) -> Vec<Module> {
                     rest = &after[end..];
                 }
                 if path.len() > 1 {
-                    found.push(path);
+                    found.push(Named { parts: path, known_as: None });
                 }
             }
             _ => {}
@@ -169,7 +229,7 @@ fn paths(code: &str) -> Vec<Module> {
 }
 
 /// The paths of a use tree below `prefix`.
-fn open(tree: &str, prefix: &[String], found: &mut Vec<Module>) {
+fn open(tree: &str, prefix: &[String], found: &mut Vec<Named>) {
     let tree = tree.trim();
     if let Some((head, inner)) = tree.split_once('{') {
         let mut prefix = prefix.to_vec();
@@ -189,18 +249,21 @@ fn open(tree: &str, prefix: &[String], found: &mut Vec<Module>) {
         }
         open(&inner[start..], &prefix, found);
     } else if !tree.is_empty() {
-        let name = tree.split(" as ").next().unwrap_or_default();
+        let (name, renamed) =
+            tree.split_once(" as ").map_or((tree, None), |(name, renamed)| (name, Some(renamed)));
         let mut path = prefix.to_vec();
         path.extend(name.split("::").map(|part| part.trim().to_owned()));
         if path.last().is_some_and(|last| last == "self") && path.len() > 1 {
             path.pop();
         }
-        found.push(path);
+        let known_as =
+            renamed.map_or_else(|| path.last().cloned(), |renamed| Some(renamed.trim().to_owned()));
+        found.push(Named { parts: path, known_as });
     }
 }
 
 /// A path as seen from `here`, from the crate's root; `None` for one into another crate.
-fn resolve(here: &Module, path: &[String], modules: &BTreeSet<Module>) -> Option<Module> {
+fn resolve<T>(here: &Module, path: &[String], modules: &BTreeMap<Module, T>) -> Option<Module> {
     let (first, rest) = path.split_first()?;
     let mut from = match first.as_str() {
         "crate" => Vec::new(),
@@ -209,7 +272,7 @@ fn resolve(here: &Module, path: &[String], modules: &BTreeSet<Module>) -> Option
         child => {
             let mut below = here.clone();
             below.push(child.to_owned());
-            return modules.contains(&below).then(|| here.iter().chain(path).cloned().collect());
+            return modules.contains_key(&below).then(|| here.iter().chain(path).cloned().collect());
         }
     };
     for part in rest {
@@ -230,9 +293,7 @@ mod tests {
     }
 
     fn imports(files: &[(&str, &str)]) -> Imports {
-        let modules: BTreeSet<Module> = files.iter().map(|(name, _)| module(name)).collect();
-        let arrows = files.iter().map(|(name, text)| (module(name), named(&module(name), text, &modules)));
-        Imports { arrows: arrows.collect() }
+        Imports::of_sources(&files.iter().map(|(name, text)| (module(name), (*text).to_owned())).collect())
     }
 
     #[test]
@@ -260,5 +321,34 @@ mod tests {
             ("b", "use crate::a::x::X;"),
         ]);
         assert_eq!(read.circles(), [["a::x", "a::y", "b"]]);
+    }
+
+    #[test]
+    fn rooms_are_held_as_wholes() {
+        let read = imports(&[
+            ("", ""),
+            ("a::x", "use crate::b::y::Y;"),
+            ("a::z", ""),
+            ("b::y", "use crate::c::C;"),
+            ("b::w", "use crate::a::z::Z;"),
+            ("c", ""),
+        ]);
+        assert!(read.circles().is_empty());
+        assert_eq!(read.room_circles("", &[]), [["a", "b"]]);
+        assert!(read.room_circles("", &[("b", "a")]).is_empty());
+        assert!(read.room_circles("a", &[]).is_empty());
+    }
+
+    #[test]
+    fn a_name_that_is_handed_on_belongs_to_where_it_is_written() {
+        let read = imports(&[
+            ("", "pub use a::A;"),
+            ("a", "mod x; mod y; pub use x::{Inner as A, X};"),
+            ("a::x", "use super::y::Y;"),
+            ("a::y", "use super::X;"),
+            ("b", "use crate::A;"),
+        ]);
+        assert_eq!((read.of("b"), read.of("a::y")), (vec!["a::x".to_owned()], vec!["a::x".to_owned()]));
+        assert_eq!(read.circles(), [["a::x", "a::y"]]);
     }
 }

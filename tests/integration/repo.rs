@@ -163,3 +163,39 @@ fn the_page_of_families_names_those_that_are_computed() {
         );
     }
 }
+
+#[test]
+fn the_readme_is_read_in_five_minutes() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let words = readme.split_whitespace().count();
+    assert!((600..=900).contains(&words), "README.md has {words} words; the rest belongs into the guides");
+}
+
+#[test]
+fn the_node_names_no_engine() {
+    // The shard's `executor::device` chooses one; tests compare with one that they know.
+    let mut folders = vec![root().join("node/src")];
+    let mut read = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of sources") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+            if path.is_dir() && !matches!(name.as_str(), "tests" | "byzantine") {
+                folders.push(path);
+            } else if name.ends_with(".rs") && name != "tests.rs" {
+                let text = fs::read_to_string(&path).expect("a source file");
+                let text = text.split("#[cfg(test)]\nmod tests {").next().expect("a beginning");
+                for engine in ["cpu", "candle", "gpu", "reference"] {
+                    let names = [format!("executor::{engine}::"), format!("{engine}::Shard")];
+                    assert!(
+                        !names.iter().any(|named| text.contains(named)),
+                        "{} names {engine}",
+                        path.display()
+                    );
+                }
+                read += 1;
+            }
+        }
+    }
+    assert!(read > 100, "only {read} files were read");
+}

@@ -5,9 +5,12 @@
 
 use std::fs;
 
-use shard::{kernels::threads::Pool, probe};
+use shard::{
+    kernels::{Cpu, Isa, threads::Pool},
+    probe,
+};
 
-use crate::{Result, model, output::human_bytes};
+use crate::{Result, output::human_bytes};
 
 /// Memory beyond the weights: a session's cache, buffers and the program, as a share of the weights and in bytes.
 const OVERHEAD: (f64, u64) = (0.1, 256 << 20);
@@ -46,7 +49,7 @@ impl Machine {
     /// # Errors
     /// Those of [`probe::read_bandwidth`].
     pub fn measure() -> Result<Self> {
-        let cpu = model::cpu(None, Pool::new(Pool::physical_cores(), false))?;
+        let cpu = Cpu::new(Isa::detect(), Pool::new(Pool::physical_cores(), false));
         Ok(Self { memory_bytes: available_bytes(), read_bytes_per_s: probe::read_bandwidth(&cpu)? })
     }
 

@@ -6,7 +6,7 @@ use p2p::{Identity, blob::http::document};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{register::register, swarm::consent};
+use super::{consent, register::register};
 use crate::{
     Error, Result,
     catalog::{

@@ -12,14 +12,15 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::{
-    request,
+    consent, request,
     run::{node, obtain_model, question, session, show_json, show_text, summary_json, summary_text},
-    swarm::{consent, remote},
+    swarm::remote,
     utf8,
 };
 use crate::{
     Error, Result,
     cli::ChatArgs,
+    encode,
     events::{PromptEvent, PromptInput, PromptReport},
     inference::local::prompt::{self, Session},
     model::Model,
@@ -204,7 +205,7 @@ fn here(
     args: &ChatArgs,
     messages: &[Value],
 ) -> Result<(String, String)> {
-    let ids = prompt::encode_chat(model, &json!(messages))?;
+    let ids = encode::encode_chat(model, &json!(messages))?;
     let request = request(ids, &args.answer.sampling)?;
     let mut failure = None;
     let summary = prompt::generate(model, session, &request, &mut |event| {

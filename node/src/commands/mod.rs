@@ -5,6 +5,7 @@ mod catalog;
 mod chat;
 mod completions;
 mod config;
+mod consent;
 mod convert;
 mod eval;
 mod inspect;
@@ -49,7 +50,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Up(args) => swarm::up(*args),
         Command::Leave(args) => swarm::leave(args),
         Command::Pause(args) => swarm::pause(args),
-        Command::Consent(args) => swarm::consent(args),
+        Command::Consent(args) => consent::consent(args),
         Command::Invite(args) => swarm::invite(args),
         Command::Status(args) => swarm::status(args),
         Command::Peers(args) => swarm::peers(args),

@@ -10,17 +10,14 @@ use std::{
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
-use super::{
-    obtain, request, stdin_text,
-    swarm::{consent, remote},
-};
+use super::{consent, obtain, request, stdin_text, swarm::remote};
 use crate::{
     Error, Result,
     cli::{
         AnswerArgs, RunArgs,
         swarm::{RouteArgs, Via},
     },
-    control,
+    control, encode,
     events::{PromptEvent, PromptInput, PromptRequest},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
     library,
@@ -48,7 +45,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
-        prompt::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
+        encode::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
     let request = request(ids, &args.answer.sampling)?;
     let mut failure = None;

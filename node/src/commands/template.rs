@@ -9,7 +9,7 @@ use shard::tokenizer::{
 };
 
 use super::file_text;
-use crate::{Error, Result, cli::TemplateArgs, confine, inference::local::prompt, library, output};
+use crate::{Error, Result, cli::TemplateArgs, confine, encode, library, output};
 
 pub(super) fn run(args: TemplateArgs) -> Result<()> {
     if args.template.is_none() {
@@ -60,7 +60,7 @@ fn render_input(
         Some(Value::String(text)) => Ok(Some(text)),
         Some(other) => Err(Error::usage(format!("\"{key}\" must be a string, got {other}"))),
     };
-    let mut render = RenderInput { messages, now: Some(prompt::now()), ..RenderInput::default() };
+    let mut render = RenderInput { messages, now: Some(encode::now()), ..RenderInput::default() };
     render.bos_token = text(&mut input, "bos_token", bos)?;
     render.eos_token = text(&mut input, "eos_token", eos)?;
     render.tools = input.shift_remove("tools").filter(|tools| !tools.is_null());

@@ -142,10 +142,15 @@ fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl DraftSeat {
-    /// One at `worker`, which has not heard of it.
-    pub(super) fn new(worker: Worker, to: DraftTo, guess_ms: f64, part: Part) -> Self {
+    /// One at `worker` for a text that grows to `positions` at most; a guess is believed to take `guess_ms`. The worker hears
+    /// of it with the first text ([`Self::read`]).
+    ///
+    /// # Errors
+    /// [`Fault::NoRoom`].
+    pub fn take(worker: &Worker, to: DraftTo, positions: u32, guess_ms: f64) -> Result<Self, Fault> {
+        let part = worker.room_for(positions)?;
         let known = Known { opened: false, reads: false, text: Vec::new(), part: Some(part) };
-        Self { inner: Arc::new(Inner { worker, to, guess_ms, known: Mutex::new(known) }) }
+        Ok(Self { inner: Arc::new(Inner { worker: worker.clone(), to, guess_ms, known: Mutex::new(known) }) })
     }
 
     /// Has the worker read `text` beside what else happens, unless it reads now or drafts no more.
@@ -215,7 +220,9 @@ impl Inner {
         if !lock(&self.known).opened {
             // From here on it is told of the end, whether it answers or not.
             lock(&self.known).opened = true;
-            timeout(PATIENCE, self.worker.open_draft(&self.to)).await.map_err(late)??;
+            let to = &self.to;
+            let opened = self.worker.open_draft(to.session, &to.sampling, to.seed, to.vocab);
+            timeout(PATIENCE, opened).await.map_err(late)??;
         }
         let mut read = common(&lock(&self.known).text, text);
         while read < text.len() {

@@ -23,6 +23,7 @@ use scheduler::{LayerRange, ModelId, SessionId};
 use shard::{
     draft::DraftToken,
     kernels::{Cores, PAGE, threads::Pool},
+    sample::SamplingParams,
 };
 use tokio::{
     io::BufReader,
@@ -31,10 +32,10 @@ use tokio::{
 };
 
 use super::{
-    Conduct, DraftSeat, DraftTo, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, Measure,
-    OUTPUTS, OpenSession, Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
+    Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, Measure, OUTPUTS, OpenSession,
+    Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell, Trouble},
-    room::Keeps,
+    room::{Keeps, Part},
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
     shrunk,
 };
@@ -307,28 +308,31 @@ impl Worker {
         Ok(reply.have)
     }
 
-    /// A place for a prompt that is drafted for, which grows to `positions` at most; a guess is believed to take `guess_ms`.
-    /// The worker hears of it with the first text ([`DraftSeat::read`]).
+    /// Memory for a text of its own that grows to `positions` at most, of all layers.
     ///
     /// # Errors
     /// [`Fault::NoRoom`].
-    pub fn draft_for(&self, to: DraftTo, positions: u32, guess_ms: f64) -> Result<DraftSeat, Fault> {
+    pub(super) fn room_for(&self, positions: u32) -> Result<Part, Fault> {
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
         let costs = self.shared.costs.as_ref();
         let all = costs.and_then(|costs| LayerRange::new(0, costs.num_layers()));
         let bytes = costs.zip(all).map_or(0, |(costs, all)| costs.state_bytes(all, paged));
-        let part = self.shared.room.take(bytes)?;
-        Ok(DraftSeat::new(self.clone(), to, guess_ms, part))
+        self.shared.room.take(bytes)
     }
 
-    /// Begins to draft; see [`DraftSeat::read`].
-    pub(super) async fn open_draft(&self, to: &DraftTo) -> Result<(), Fault> {
-        let (sampling, seed, vocab) = ((&to.sampling).into(), to.seed, to.vocab);
-        let session = *to.session.as_bytes();
+    /// Begins to draft for `session`, whose tokens are drawn by `sampling` and `seed` of `vocab` tokens.
+    pub(super) async fn open_draft(
+        &self,
+        session: SessionId,
+        sampling: &SamplingParams,
+        seed: u64,
+        vocab: u32,
+    ) -> Result<(), Fault> {
+        let (session, sampling) = (*session.as_bytes(), sampling.into());
         self.ask(|id| Ask::OpenDraft { id, session, sampling, seed, vocab }, Vec::new()).await.map(drop)
     }
 
-    /// What follows `text`; see [`DraftSeat::next`].
+    /// The token that follows `text`, and how many tokens of it were new to the worker.
     pub(super) async fn draft(
         &self,
         session: SessionId,

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
-    inference::local::prompt,
+    encode,
     library::{self, Located},
     model,
 };
@@ -180,7 +180,7 @@ impl Loaded {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
                 let extra = extra.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default();
-                prompt::encode_messages(tokenizer, &self.template, &messages, tools, extra, self.context)
+                encode::encode_messages(tokenizer, &self.template, &messages, tools, extra, self.context)
             }
         }
     }
@@ -188,7 +188,7 @@ impl Loaded {
     /// Whether a prompt of this kind ends inside a block of reasoning.
     pub(super) fn opens_reasoning(&self, kind: &TextKind, ids: &[u32]) -> bool {
         let tokenizer = self.tokenizer().ok().filter(|_| matches!(kind, TextKind::Chat { .. }));
-        tokenizer.is_some_and(|tokenizer| prompt::opens_reasoning(tokenizer, ids))
+        tokenizer.is_some_and(|tokenizer| encode::opens_reasoning(tokenizer, ids))
     }
 
     /// What keeps an answer to the form that `format`, JSON of [`api::inference::Format`], asks for.

@@ -83,7 +83,7 @@ async fn answers_are_those_of_a_model_in_this_process() {
 
     let model = model();
     let messages = json!([{"role": "user", "content": "Tell me a story about a fox."}]);
-    let ids = prompt::encode_chat(&model, &messages).unwrap();
+    let ids = encode::encode_chat(&model, &messages).unwrap();
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let direct = expected(&model, &ids, &greedy, &[], 24);
     assert_eq!(text, direct.text);

@@ -13,6 +13,7 @@ use std::{ops::ControlFlow, time::Duration};
 
 use node::{
     cli::EngineArgs,
+    encode,
     inference::local::prompt::{self, Request, Session},
     model::Model,
     worker::{

@@ -1,7 +1,7 @@
 //! All layers in one worker: the same answers as without one.
 
 use node::{
-    inference::local::prompt,
+    encode,
     worker::{
         Conduct, DraftIds, Fault, Job, JobInput, Prompt, Rehearsed, Sampled, TextKind, Want, rehearse,
         spawn_rehearsed,
@@ -63,7 +63,7 @@ async fn a_worker_says_what_it_is_and_encodes_as_the_model_does() {
 
     let messages = json!([{"role": "user", "content": "Tell me a story about a fox"}]);
     let (ids, _) = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
-    assert_eq!(ids, prompt::encode_chat(&model, &messages).unwrap());
+    assert_eq!(ids, encode::encode_chat(&model, &messages).unwrap());
     let text = "Once upon a time <s> there";
     for (bos, special) in [(true, true), (true, false), (false, false)] {
         let kind = TextKind::Raw { bos, special };

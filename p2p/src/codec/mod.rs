@@ -25,7 +25,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use self::half::{Brain, Sixteenth};
-pub use crate::wire::Malformed;
+pub use crate::malformed::Malformed;
 
 /// How activations travel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]

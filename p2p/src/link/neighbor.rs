@@ -105,7 +105,9 @@ struct State {
     lanes: HashMap<u64, Registered>,
     echoes: HashMap<u32, oneshot::Sender<usize>>,
     next_echo: u32,
-    pong: Option<oneshot::Sender<()>>,
+    /// Who waits for a pong, and of how many bytes at least; the longest that came.
+    pong: Option<(usize, oneshot::Sender<()>)>,
+    longest_pong: usize,
     train: Vec<u8>,
     strikes: u32,
     struck: Instant,
@@ -212,6 +214,7 @@ impl Neighbor {
             echoes: HashMap::new(),
             next_echo: 0,
             pong: None,
+            longest_pong: 0,
             train: Vec::with_capacity(64 << 10),
             strikes: 0,
             struck: Instant::now(),
@@ -309,12 +312,6 @@ impl Neighbor {
         *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
     }
 
-    /// What was measured of the other links stays.
-    pub(crate) fn measured_own(&self, [datagram, kmod]: [Option<Figures>; 2]) {
-        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
-        (figures[1], figures[2]) = (datagram, kmod);
-    }
-
     /// Has the kernel module carry the datagrams from now on. False where it does not take the session.
     pub(crate) fn attach(&self, module: &Arc<Module>) -> bool {
         let mut state = self.state();
@@ -375,11 +372,9 @@ impl Neighbor {
     /// See [`LinkInfo`].
     pub(crate) fn info(&self) -> LinkInfo {
         let [stream, datagram, kmod] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
-        let (counts, chunk_bytes) = {
-            let state = self.state();
-            (state.session.counts(), state.session.chunk_bytes())
-        };
-        let Counts { sent, frames, frames_returned: returned, renewed, .. } = counts;
+        let state = self.state();
+        let chunk_bytes = state.session.chunk_bytes();
+        let Counts { sent, frames, frames_returned: returned, renewed, .. } = state.session.counts();
         let (messages, sent_again) = (frames - returned, sent.again);
         let streamed = self.frames.streamed.load(Ordering::Relaxed);
         LinkInfo {
@@ -455,12 +450,17 @@ impl Neighbor {
         sent && matches!(back, Ok(Ok(len)) if len == payload.len())
     }
 
+    /// The longest pong since this was asked last: one that comes late says as much of the way.
+    pub(crate) fn longest_pong(&self) -> usize {
+        std::mem::take(&mut self.state().longest_pong)
+    }
+
     /// Whether a ping of so many bytes is answered within `limit`.
     pub(crate) async fn ping(&self, bytes: usize, limit: Duration) -> bool {
         let (sender, answer) = oneshot::channel();
         {
             let mut state = self.state();
-            state.pong = Some(sender);
+            state.pong = Some((bytes, sender));
             state.session.ping(bytes);
             self.pump(&mut state);
         }
@@ -535,9 +535,11 @@ impl Neighbor {
                     Some(attached) => attached.tell(&mut state.session, message, chunks),
                     None => state.session.say_lacking(message, chunks, None),
                 },
-                News::Pong => {
-                    // The one who asked may have stopped waiting.
-                    let _ = state.pong.take().map(|pong| pong.send(()));
+                News::Pong(bytes) => {
+                    state.longest_pong = state.longest_pong.max(bytes);
+                    if let Some((_, waiting)) = state.pong.take_if(|(least, _)| *least <= bytes) {
+                        let _ = waiting.send(());
+                    }
                 }
             }
         }

@@ -27,19 +27,7 @@ pub mod frame;
 pub mod prefix;
 pub mod receipt;
 
-use std::fmt;
-
-/// Why bytes were refused. Nothing was changed by them; the sender speaks another protocol, or lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Malformed(pub(crate) &'static str);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "malformed bytes ({}): drop the message", self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}
+pub use crate::malformed::Malformed;
 
 #[cfg(test)]
 mod tests;

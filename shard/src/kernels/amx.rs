@@ -5,7 +5,7 @@
 //! float steps are those of the vector kernel, lane by lane: the bits are the same.
 //!
 //! Stable Rust has no intrinsics for tiles yet; they are a few lines of inline assembly. Linux grants the tile
-//! state on request, once per process ([`available`]). A thread configures its tiles before use ([`Tiles`]).
+//! state on request, once per process ([`super::Isa::available`]). A thread configures its tiles before use ([`Tiles`]).
 
 #![allow(clippy::needless_range_loop, reason = "a row indexes registers and pointers alike")]
 
@@ -15,7 +15,7 @@ use super::tile::Tile;
 pub(crate) const ROWS: usize = 16;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Tiles, available, run};
+pub(crate) use x86::{Tiles, run};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod elsewhere {
@@ -49,33 +49,6 @@ mod x86 {
     use super::{ROWS, Tile};
     use crate::kernels::panel::{BLOCK, unpacked};
 
-    /// Whether this process may use int8 tiles; asks the operating system for permission on the first call.
-    pub(crate) fn available() -> bool {
-        static AVAILABLE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-        *AVAILABLE.get_or_init(detect)
-    }
-
-    #[cfg(target_os = "linux")]
-    fn detect() -> bool {
-        const AMX_TILE: u32 = 1 << 24;
-        const AMX_INT8: u32 = 1 << 25;
-        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
-        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-        if __cpuid_count(0, 0).eax < 7
-            || __cpuid_count(7, 0).edx & (AMX_TILE | AMX_INT8) != AMX_TILE | AMX_INT8
-        {
-            return false;
-        }
-        // The call fails on kernels that do not know the tile state, so its success implies support by the system.
-        // SAFETY: the request takes two integers and touches no memory.
-        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn detect() -> bool {
-        false
-    }
-
     /// The shapes of the tile registers, as `ldtilecfg` reads them.
     #[repr(C, align(64))]
     struct Shapes {
@@ -93,7 +66,7 @@ mod x86 {
         /// Configures the calling thread for whole or half blocks: tiles 0 to 3 are sums, 4 and 6 activations, 5 and 7 weights.
         ///
         /// # Safety
-        /// [`available`] returned true.
+        /// [`super::super::Isa::Amx`] is available.
         pub(crate) unsafe fn configure(halves: bool) -> Self {
             let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
             let (bytes, groups) = if halves { (16, 4) } else { (32, 8) };

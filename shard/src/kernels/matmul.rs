@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::activations::{Activations, Groups, Quantize, View, tile_rows};
 use super::job::Job;
+use super::layouts::{FloatKind, Panels};
 use super::matrix::Kind;
-use super::panel::{BLOCK, FloatKind, Panels, ROWS};
+use super::panel::{BLOCK, ROWS};
 use super::tile::{FloatTile, Tile};
 use super::{Cpu, Isa, Matrix, amx};
 

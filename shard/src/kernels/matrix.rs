@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Cpu;
-use super::panel::{self, FloatKind, Panels, ROWS};
+use super::layouts::{self, FloatKind, Panels};
+use super::panel::ROWS;
 use crate::quant::Format;
 use crate::{Error, Result};
 
@@ -125,9 +126,9 @@ impl Matrix {
     /// Invalid when `cols` is no whole number of blocks, when `bytes` has another length, or without memory;
     /// unsupported when the format has no panels.
     pub fn pack(cpu: &Cpu, format: &'static Format, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self> {
-        let kind = panel::by_format(format).map(Kind::Integer);
+        let kind = layouts::by_format(format).map(Kind::Integer);
         let kind = kind
-            .or_else(|| panel::float_by_format(format).map(Kind::Float))
+            .or_else(|| layouts::float_by_format(format).map(Kind::Float))
             .ok_or_else(|| Error::unsupported(format!("a matrix in format {}", format.name)))?;
         let row_bytes = format
             .row_bytes(cols)

@@ -162,7 +162,8 @@ impl Blueprint {
         let reader = Reader::new(gguf, architecture.name);
         let blueprint = (architecture.read)(&reader)?;
         reader.refuse_unread(blueprint.context)?;
-        tensors::check(gguf, &blueprint)?;
+        let layers: Vec<&[Rule]> = blueprint.layers.iter().map(|layer| &*layer.tensors).collect();
+        tensors::check(gguf, &blueprint.tensors, &layers, blueprint.unused_layers)?;
         Ok(blueprint)
     }
 }

@@ -1,6 +1,5 @@
 //! Which tensors a family has, with their shapes, and the check that a file has exactly those.
 
-use super::Blueprint;
 use crate::{Error, Result, gguf::Gguf};
 
 /// Whether a tensor must be there.
@@ -48,19 +47,19 @@ pub fn layer_name(layer: usize, name: &str) -> String {
     format!("blk.{layer}.{name}")
 }
 
-/// Checks that `gguf` holds what `blueprint` says, in and outside layers, with those shapes, and nothing else but unused layers.
+/// Checks that `gguf` holds what the rules say, outside of layers (`globals`) and in each of `layers`, with those shapes, and
+/// nothing else but `unused` layers behind them.
 ///
 /// # Errors
 /// [`Error::Unsupported`] naming the first tensor that is missing or that the family does not use,
 /// [`Error::Malformed`] naming one whose shape disagrees with the metadata.
-pub fn check(gguf: &Gguf, blueprint: &Blueprint) -> Result<()> {
-    let (globals, layers) = (&blueprint.tensors, &blueprint.layers);
-    let unused = layers.len()..layers.len() + blueprint.unused_layers;
+pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[&[Rule]], unused: usize) -> Result<()> {
+    let unused = layers.len()..layers.len() + unused;
     for rule in globals {
         check_one(gguf, rule, rule.name)?;
     }
     for (index, layer) in layers.iter().enumerate() {
-        for rule in &layer.tensors {
+        for rule in *layer {
             check_one(gguf, rule, &layer_name(index, rule.name))?;
         }
     }
@@ -68,7 +67,7 @@ pub fn check(gguf: &Gguf, blueprint: &Blueprint) -> Result<()> {
         let known = match split(&info.name) {
             Some((layer, _)) if unused.contains(&layer) => true,
             Some((layer, name)) => {
-                layers.get(layer).is_some_and(|layer| layer.tensors.iter().any(|rule| rule.name == name))
+                layers.get(layer).is_some_and(|layer| layer.iter().any(|rule| rule.name == name))
             }
             None => globals.iter().any(|rule| rule.name == &*info.name),
         };

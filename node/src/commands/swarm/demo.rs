@@ -13,6 +13,7 @@ use crate::{
     },
     commands::request,
     control::{Mode, Shadow, Verify},
+    encode,
     events::{PromptEvent, PromptInput},
     inference::local::prompt::{self, Session},
     model::Model,
@@ -106,7 +107,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
 /// The ids this machine gives alone, in this process.
 fn alone(messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
     let model = Model::load(&EngineArgs::default_model())?;
-    let ids = prompt::encode_chat(&model, messages)?;
+    let ids = encode::encode_chat(&model, messages)?;
     let mut session = Session::new(&model)?;
     let summary =
         prompt::generate(

@@ -11,8 +11,7 @@ use scheduler::{LayerRange, ModelId};
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    super::{catalog::known, obtain},
-    consent,
+    super::{catalog::known, consent, obtain},
     look::words,
     remote, runtime,
     which::{Here, beside, what_to_serve, which},

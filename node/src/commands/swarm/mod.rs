@@ -1,7 +1,6 @@
 //! Commands of the swarm: start a node, ask one that runs.
 
 mod ask;
-pub mod consent;
 mod demo;
 mod doctor;
 mod join;
@@ -20,7 +19,6 @@ use tokio::runtime::{Builder, Runtime};
 
 pub(super) use self::{
     ask::{invite, leave, pause, peers, plan, receipts, status, why},
-    consent::consent,
     demo::demo,
     doctor::doctor,
     join::join,

@@ -14,6 +14,7 @@ use crate::{
     Error, Result,
     cli::{EngineArgs, swarm::PlanArgs},
     control::Mode,
+    encode,
     events::{PlanReport, PlannedStage, Predicted, Prediction, Way},
     inference::local::prompt::{self, Request, Session},
     library,
@@ -39,7 +40,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<PlanReport> {
     }
     let model = args.model.clone().unwrap_or_else(|| library::DEFAULT_MODEL.to_owned());
     let model = Model::load_confined(&EngineArgs { model, ..EngineArgs::default_model() })?;
-    let ids = prompt::encode_chat(&model, &json!([{ "role": "user", "content": args.prompt }]))?;
+    let ids = encode::encode_chat(&model, &json!([{ "role": "user", "content": args.prompt }]))?;
     let layers = model.executor.range().end();
     let measured = measure(&model, &ids)?;
     Ok(report(ids.len(), args.max_tokens as usize, layers, measured))

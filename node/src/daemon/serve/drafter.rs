@@ -171,7 +171,7 @@ impl Drafter {
         let own = &self.ready;
         let guess_ms = own.decode_ms * f64::from(own.num_layers) + own.head_ms;
         let to = DraftTo { session, sampling: sampling.clone(), seed, vocab: ready.vocab };
-        let seat = worker.draft_for(to, positions.min(own.context), guess_ms);
+        let seat = DraftSeat::take(&worker, to, positions.min(own.context), guess_ms);
         seat.inspect_err(|fault| tracing::info!(%fault, "no draft model for this prompt")).ok()
     }
 }

@@ -42,7 +42,7 @@ use crate::{
     Result,
     cli::EngineArgs,
     constrain::Constraints,
-    memory,
+    encode, memory,
     model::{self, Model},
 };
 
@@ -230,7 +230,7 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
             }
             Ok(_) => {
                 let (tokenizer, template) = (&model.tokenizer, &model.template);
-                prompt::encode_messages(
+                encode::encode_messages(
                     tokenizer,
                     template,
                     messages,
@@ -353,7 +353,7 @@ impl Ready {
             seed: request.seed.map_or_else(draw_seed, Ok)?,
             prompt_tokens: prompt.len(),
             reasoning: matches!(request.prompt, Prompt::Messages { .. })
-                && prompt::opens_reasoning(&self.model.tokenizer, &prompt),
+                && encode::opens_reasoning(&self.model.tokenizer, &prompt),
         };
         // What the model wants in front of a text is none of the client's.
         let tokenizer = &self.model.tokenizer;

@@ -360,7 +360,7 @@ async fn tools_are_never_left_out() {
     let read = |template: Option<&str>| {
         let template = Ok(template.map(|source| Template::new(source).unwrap()));
         let (tools, extra) = (Some(tools.clone()), serde_json::Map::new());
-        let ids = prompt::encode_messages(&model.tokenizer, &template, &messages, tools, extra, 4096);
+        let ids = encode::encode_messages(&model.tokenizer, &template, &messages, tools, extra, 4096);
         ids.map(|ids| model.tokenizer.decode(&ids)).map_err(|error| error.to_string())
     };
     let knows = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}";

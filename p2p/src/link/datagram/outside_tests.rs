@@ -134,7 +134,7 @@ fn a_module_that_comes_and_goes_costs_no_frame() {
                             None => end.say_lacking(message, chunks, None),
                         }
                     }
-                    News::Arrived(_) | News::Pong => {}
+                    News::Arrived(_) | News::Pong(_) => {}
                 }
             }
         }

@@ -88,8 +88,8 @@ pub(crate) enum News {
     Arrived(Place),
     /// A frame could not be carried: it goes over the stream.
     Returned(Place, Vec<u8>),
-    /// A ping is answered.
-    Pong,
+    /// A ping of so many bytes is answered.
+    Pong(usize),
     /// The other end asks which of so many chunks of a message lack, and they are put together outside.
     Asked { message: u32, chunks: u16 },
 }
@@ -316,7 +316,7 @@ impl Session {
             }
             Kind::Nack => self.sender.on_nack(now, header.message, payload),
             Kind::Ping => self.say(Kind::Pong, 0, 0, payload.to_vec()),
-            Kind::Pong => self.news.push(News::Pong),
+            Kind::Pong => self.news.push(News::Pong(payload.len())),
             Kind::Probe if self.receiver.is_over(header.message) || header.total_bytes == 0 => {
                 self.acknowledge(header.message, now);
             }

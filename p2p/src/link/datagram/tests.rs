@@ -165,7 +165,7 @@ impl World {
                     assert_eq!(back, frame(place, back.len()));
                     assert!(self.seen[at].returned.insert(place));
                 }
-                News::Pong => self.pongs[at] += 1,
+                News::Pong(_) => self.pongs[at] += 1,
                 News::Asked { .. } => {}
             }
         }

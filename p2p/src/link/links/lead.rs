@@ -38,9 +38,12 @@ pub(super) async fn lead(
     let (mut unasked, mut failures) = (Unasked::default(), 0);
     while !neighbor.is_closed() {
         let chunk = neighbor.info().chunk_bytes;
-        let open = passes(neighbor, chunk).await;
-        if !open && let Some(most) = narrower(neighbor, chunk).await {
-            return Ok(Some(most));
+        let mut open = passes(neighbor, chunk).await;
+        if !open && let Some(most) = longest(neighbor, chunk).await {
+            if most < chunk {
+                return Ok(Some(most));
+            }
+            open = true;
         }
         if forced && open {
             say(neighbor, LinkKind::Datagram, &mut writer).await?;
@@ -155,14 +158,17 @@ async fn passes(neighbor: &Neighbor, bytes: usize) -> bool {
     false
 }
 
-/// The longest chunk below this one that the way carries; `None` where it carries no datagrams at all.
-async fn narrower(neighbor: &Neighbor, chunk: usize) -> Option<usize> {
+/// The longest chunk up to this one that the way carries, though its pings were not answered in time; `None` where it carries no
+/// datagrams at all.
+async fn longest(neighbor: &Neighbor, chunk: usize) -> Option<usize> {
     if !passes(neighbor, 0).await {
         return None;
     }
     for bytes in LADDER.into_iter().filter(|bytes| *bytes < chunk) {
         if passes(neighbor, bytes).await {
-            return Some(bytes);
+            // An answer of its length may have come late: the host is slow then, and the way is not narrow.
+            let late = neighbor.longest_pong() >= chunk || passes(neighbor, chunk).await;
+            return Some(if late { chunk } else { bytes });
         }
     }
     None
@@ -199,7 +205,7 @@ pub(super) async fn own_module(neighbor: Arc<Neighbor>, module: Weak<Module>) {
     let socket = datagrams(&neighbor).await;
     if let Some(module) = module.upgrade() {
         let kmod = with_module(&neighbor, &module, socket).await;
-        neighbor.measured_own([socket, kmod]);
+        neighbor.measured([neighbor.info().stream, socket, kmod]);
     }
 }
 

@@ -12,12 +12,8 @@
 //! are stored column by column as they are.
 
 pub mod codes;
-mod layouts;
 pub mod scales;
 pub mod unpacked;
-
-pub use layouts::Float;
-pub(super) use layouts::{FloatKind, Panels, by_format, float_by_format};
 
 use super::simd::Simd;
 use codes::Codes;
@@ -37,6 +33,17 @@ pub enum Dot {
     Signed,
     /// Signed weights that went through [`Simd::bias`]: [`Simd::dot_biased`].
     Biased,
+}
+
+/// A float format: how one weight is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float {
+    /// 32-bit.
+    F32,
+    /// IEEE 16-bit.
+    F16,
+    /// The upper half of 32-bit.
+    Bf16,
 }
 
 /// A format in panels: how to read its GGUF blocks and how its codes become weights.

@@ -1,13 +1,13 @@
 //! The formats in panels: one row of the table each.
 
-use super::{
-    Layout, ROWS,
+use super::panel::{
+    Float, Layout, ROWS,
     codes::{Codes, W2, W3, W4, W5, W6, W8},
     pack, panel_bytes,
     scales::{Affine, Groups, Halves, HalvesMin, Power, ScaleKind, Shared, Single, WithMin},
     unpacked,
 };
-use crate::kernels::{Isa, amx, tile};
+use super::{Isa, amx, tile};
 use crate::quant::{
     self, Format, codebook::Codebook, iq1_m::Iq1M, iq1_s::Iq1S, iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs,
     iq3_s::Iq3S, iq3_xxs::Iq3Xxs, iq4_xs::Iq4Xs, tq1_0, tq2_0,
@@ -55,7 +55,7 @@ macro_rules! panels {
             signed: $signed,
             fold: <$layout as Layout>::FOLD,
             stride: unpacked::stride($halves, $min),
-            packed: tile::run::<super::Packed<$layout>>,
+            packed: tile::run::<super::panel::Packed<$layout>>,
             unpack: tile::unpack::<$layout>,
             unpacked: tile::run::<unpacked::Unpacked<$halves, $min, $signed, false>>,
             plain: tile::run::<unpacked::Unpacked<$halves, $min, true, true>>,
@@ -91,17 +91,6 @@ pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
         (quant::IQ1_M.ggml_type, panels!(Book<Iq1M, W3, Halves<3>>, true, false, true)),
     ];
     TABLE.iter().find(|row| row.0 == format.ggml_type).map(|row| &row.1)
-}
-
-/// A float format: how one weight is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Float {
-    /// 32-bit.
-    F32,
-    /// IEEE 16-bit.
-    F16,
-    /// The upper half of 32-bit.
-    Bf16,
 }
 
 /// A float format in panels: column after column, 16 rows each.

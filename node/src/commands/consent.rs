@@ -51,7 +51,7 @@ pub(super) fn remember(home: &Path, mode: Mode) {
 ///
 /// # Errors
 /// [`Error::Usage`] when the user does not agree, or cannot be asked.
-pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode, json: bool) -> Result<()> {
+pub(super) fn before_strangers(home: &Path, mode: Mode, json: bool) -> Result<()> {
     let Some(told) = sentence(mode).filter(|_| !given(home, mode)) else { return Ok(()) };
     if !can_ask(json) {
         return Err(Error::usage(format!(
@@ -71,12 +71,12 @@ pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode, json: bool)
 }
 
 /// Whether a person reads the question and can answer it.
-pub(in crate::commands) fn can_ask(json: bool) -> bool {
+pub(super) fn can_ask(json: bool) -> bool {
     !json && io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 /// Asks on the terminal.
-pub(in crate::commands) fn agreed() -> Result<bool> {
+pub(super) fn agreed() -> Result<bool> {
     eprint!("Go on? [Y/n] ");
     let mut answer = String::new();
     // The end of the input is no answer.
@@ -85,7 +85,7 @@ pub(in crate::commands) fn agreed() -> Result<bool> {
 }
 
 /// `shoal consent`
-pub(in crate::commands) fn consent(args: ConsentArgs) -> Result<()> {
+pub(super) fn consent(args: ConsentArgs) -> Result<()> {
     let home = args.home.path()?;
     if let Some(mode) = args.mode {
         let Some(told) = sentence(mode) else {
