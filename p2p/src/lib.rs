@@ -68,6 +68,7 @@ mod event_loop;
 mod gate;
 #[cfg(feature = "net")]
 mod gossip;
+#[cfg(feature = "net")]
 pub mod home;
 #[cfg(feature = "net")]
 mod named;
