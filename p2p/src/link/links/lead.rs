@@ -38,6 +38,8 @@ pub(super) async fn lead(
     let (mut unasked, mut failures) = (Unasked::default(), 0);
     while !neighbor.is_closed() {
         let chunk = neighbor.info().chunk_bytes;
+        // What came before says nothing of the way as it is now.
+        neighbor.longest_pong();
         let mut open = passes(neighbor, chunk).await;
         if !open && let Some(most) = longest(neighbor, chunk).await {
             if most < chunk {
