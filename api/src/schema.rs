@@ -9,11 +9,22 @@
 //! those that require a member they do not list. `allOf`, and `$ref` beside other keywords, are merged first: closed one by
 //! one, their parts would allow nothing together. `anyOf` and `oneOf` beside properties are spread over their branches for
 //! the same reason. A schema that cannot be merged so (two parts disagree, a reference leads elsewhere than to `$defs` or
-//! into itself, the work exceeds [`MAX_STEPS`]) is returned as it is, as a whole.
+//! into itself, the work exceeds [`MAX_STEPS`] or the [`Room`] it may take) is returned as it is, as a whole.
 //!
 //! Pure: a schema in, a schema out.
+//!
+//! Bounds: this runs before a process of its own tries the schema, where many requests live together. A schema of more than
+//! [`MAX_BYTES`] is refused, and what is copied on the way (the targets of references, what stands beside alternatives) is
+//! counted: all schemas of one request copy at most [`ROOM_BYTES`].
+
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
+
+/// Largest schema, as [`size`] counts it: what the compiler of forms takes, too.
+pub(crate) const MAX_BYTES: usize = 256 << 10;
+/// What closing the schemas of one request may copy. Schemas that people write copy some kilobytes.
+const ROOM_BYTES: usize = 1 << 20;
 
 /// Objects looked at. A schema within the bounds of a body that needs more has references that multiply.
 const MAX_STEPS: usize = 1 << 14;
@@ -46,22 +57,61 @@ const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definition
 const NOTES: &[&str] =
     &["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"];
 
-/// `schema` with its objects closed, or as it is where that cannot be done without changing what it allows.
-pub(crate) fn close(schema: &Value) -> Value {
-    let mut closer = Closer { root: schema, steps: MAX_STEPS };
-    closer.close(schema, 0).unwrap_or_else(|| schema.clone())
+/// Bytes that may still be copied for one request.
+#[derive(Debug)]
+pub(crate) struct Room(usize);
+
+impl Room {
+    /// Of a request that has copied nothing.
+    pub(crate) fn full() -> Self {
+        Self(ROOM_BYTES)
+    }
+
+    fn take(&mut self, bytes: usize) -> Option<()> {
+        self.0 = self.0.checked_sub(bytes)?;
+        Some(())
+    }
+}
+
+/// Bytes of `value` as text without blanks, escapes not counted, and numbers as eight.
+pub(crate) fn size(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) => 4,
+        Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => 2 + items.iter().map(|item| size(item) + 1).sum::<usize>(),
+        Value::Object(members) => members_size(members),
+    }
+}
+
+fn members_size(members: &Object) -> usize {
+    2 + members.iter().map(|(key, value)| key.len() + 4 + size(value)).sum::<usize>()
+}
+
+/// `schema` with its objects closed, or as it is where that cannot be done without changing what it allows, or within
+/// `room`.
+///
+/// # Errors
+/// When it has more than [`MAX_BYTES`].
+pub(crate) fn close(schema: &Value, room: &mut Room) -> Result<Value, String> {
+    if size(schema) > MAX_BYTES {
+        return Err(format!("may have at most {} KiB; shorten it", MAX_BYTES >> 10));
+    }
+    let mut closer = Closer { root: schema, steps: MAX_STEPS, room };
+    Ok(closer.close(schema.clone(), 0).unwrap_or_else(|| schema.clone()))
 }
 
 struct Closer<'a> {
     root: &'a Value,
     /// How many more objects may be looked at.
     steps: usize,
+    room: &'a mut Room,
 }
 
-impl Closer<'_> {
+impl<'a> Closer<'a> {
     /// A schema that stands alone: nothing beside it adds members.
-    fn close(&mut self, schema: &Value, depth: usize) -> Option<Value> {
-        let Value::Object(schema) = schema else { return Some(schema.clone()) };
+    fn close(&mut self, schema: Value, depth: usize) -> Option<Value> {
+        let Value::Object(schema) = schema else { return Some(schema) };
         self.step(depth)?;
         let mut schema = self.merged(schema, depth)?;
         for keyword in ["anyOf", "oneOf"] {
@@ -72,15 +122,15 @@ impl Closer<'_> {
         for (keyword, value) in &mut schema {
             let keyword = keyword.as_str();
             match value {
-                Value::Object(_) if ONE.contains(&keyword) => *value = self.close(value, depth + 1)?,
+                Value::Object(_) if ONE.contains(&keyword) => *value = self.close(value.take(), depth + 1)?,
                 Value::Array(list) if LISTS.contains(&keyword) || keyword == "items" => {
                     for one in list {
-                        *one = self.close(one, depth + 1)?;
+                        *one = self.close(one.take(), depth + 1)?;
                     }
                 }
                 Value::Object(named) if NAMED.contains(&keyword) => {
                     for one in named.values_mut() {
-                        *one = self.close(one, depth + 1)?;
+                        *one = self.close(one.take(), depth + 1)?;
                     }
                 }
                 _ => {}
@@ -98,10 +148,9 @@ impl Closer<'_> {
     }
 
     /// `schema` with its `allOf`, and with what it refers to where it says more than the reference.
-    fn merged(&mut self, schema: &Object, depth: usize) -> Option<Object> {
+    fn merged(&mut self, mut own: Object, depth: usize) -> Option<Object> {
         self.step(depth)?;
-        let mut own = schema.clone();
-        let refers = match schema.get("$ref") {
+        let refers = match own.get("$ref") {
             None => None,
             Some(to) => Some(self.target(to)?),
         };
@@ -115,24 +164,26 @@ impl Closer<'_> {
         let target = match refers {
             Some(target) if says_more || !parts.is_empty() => {
                 own.shift_remove("$ref");
-                Some(target)
+                Some(self.copy(target)?)
             }
             _ => None,
         };
         for part in target.into_iter().chain(parts) {
             let Value::Object(part) = part else { return None };
-            own = both(own, self.flat(&part, depth + 1)?)?;
+            let part = self.flat(part, depth + 1)?;
+            own = self.both(own, part)?;
         }
         Some(own)
     }
 
     /// As [`Closer::merged`], for a part of another schema: its references are followed, and its alternatives go along.
-    fn flat(&mut self, part: &Object, depth: usize) -> Option<Object> {
+    fn flat(&mut self, part: Object, depth: usize) -> Option<Object> {
         let mut part = self.merged(part, depth)?;
         if let Some(to) = part.shift_remove("$ref") {
-            let Value::Object(target) = self.target(&to)? else { return None };
-            let target = self.flat(&target, depth + 1)?;
-            part = both(part, target)?;
+            let target = self.target(&to)?;
+            let Value::Object(target) = self.copy(target)? else { return None };
+            let target = self.flat(target, depth + 1)?;
+            part = self.both(part, target)?;
         }
         Some(part)
     }
@@ -147,69 +198,89 @@ impl Closer<'_> {
             outer.extend(schema.shift_remove(&key).map(|value| (key, value)));
         }
         let mut spread = Vec::new();
-        for branch in &branches {
+        for branch in branches {
             let Value::Object(branch) = branch else { return None };
-            spread.push(Value::Object(both(schema.clone(), self.flat(branch, depth + 1)?)?));
+            let branch = self.flat(branch, depth + 1)?;
+            self.room.take(members_size(&schema))?;
+            spread.push(Value::Object(self.both(schema.clone(), branch)?));
         }
         outer.insert(keyword.into(), spread.into());
         Some(outer)
     }
 
     /// What a reference names: a definition of the root, or the root.
-    fn target(&self, to: &Value) -> Option<Value> {
+    fn target(&self, to: &Value) -> Option<&'a Value> {
         let pointer = to.as_str()?.strip_prefix('#')?;
         let known = pointer.starts_with("/$defs/") || pointer.starts_with("/definitions/");
         if !known && !pointer.is_empty() {
             return None;
         }
-        self.root.pointer(pointer).cloned()
+        self.root.pointer(pointer)
+    }
+
+    fn copy(&mut self, value: &Value) -> Option<Value> {
+        self.room.take(size(value))?;
+        Some(value.clone())
+    }
+
+    /// What both schemas allow, as one; nothing where that needs more than their keywords side by side.
+    fn both(&mut self, mut one: Object, other: Object) -> Option<Object> {
+        // A part that forbids members it does not list forbids those of the other part, too: merged it would allow them.
+        let limits = |part: &Object| {
+            ["additionalProperties", "patternProperties"].iter().any(|key| part.contains_key(*key))
+        };
+        let lists = |part: &Object| part.contains_key("properties");
+        if (limits(&one) && lists(&other)) || (limits(&other) && lists(&one)) {
+            return None;
+        }
+        for (key, value) in other {
+            let Some(mine) = one.get_mut(&key) else {
+                one.insert(key, value);
+                continue;
+            };
+            if *mine == value || NOTES.contains(&key.as_str()) {
+                continue;
+            }
+            match (key.as_str(), mine, value) {
+                ("properties", Value::Object(mine), Value::Object(value)) => {
+                    for (name, schema) in value {
+                        match mine.get_mut(&name) {
+                            None => drop(mine.insert(name, schema)),
+                            Some(known) if *known == schema => {}
+                            Some(known) => add_part(known, schema),
+                        }
+                    }
+                }
+                ("required", Value::Array(mine), Value::Array(value)) => {
+                    // Each part looks at all names so far, which counts as if they were copied.
+                    self.room.take(mine.len())?;
+                    let known: HashSet<&Value> = mine.iter().collect();
+                    let new: Vec<Value> = value.into_iter().filter(|name| !known.contains(name)).collect();
+                    mine.extend(new);
+                }
+                _ => return None,
+            }
+        }
+        Some(one)
+    }
+}
+
+/// Makes `known` what it and `schema` allow. A list of parts stays one list: nested once for each part it would be as
+/// deep as there are parts, and a value that deep overflows the stack when it is dropped.
+fn add_part(known: &mut Value, schema: Value) {
+    match known {
+        Value::Object(only) if only.len() == 1 && only.get("allOf").is_some_and(Value::is_array) => {
+            if let Some(Value::Array(parts)) = only.get_mut("allOf") {
+                parts.push(schema);
+            }
+        }
+        _ => *known = json!({"allOf": [known.take(), schema]}),
     }
 }
 
 /// Whether a keyword keeps definitions, which say nothing of the schema they stand in.
 fn is_store(key: &str) -> bool {
     matches!(key, "$defs" | "definitions" | "$schema" | "$id")
-}
-
-/// What both schemas allow, as one; nothing where that needs more than their keywords side by side.
-fn both(mut one: Object, other: Object) -> Option<Object> {
-    // A part that forbids members it does not list forbids those of the other part, too: merged it would allow them.
-    let limits = |part: &Object| {
-        ["additionalProperties", "patternProperties"].iter().any(|key| part.contains_key(*key))
-    };
-    let lists = |part: &Object| part.contains_key("properties");
-    if (limits(&one) && lists(&other)) || (limits(&other) && lists(&one)) {
-        return None;
-    }
-    for (key, value) in other {
-        let Some(mine) = one.get_mut(&key) else {
-            one.insert(key, value);
-            continue;
-        };
-        if *mine == value || NOTES.contains(&key.as_str()) {
-            continue;
-        }
-        match (key.as_str(), mine, value) {
-            ("properties", Value::Object(mine), Value::Object(value)) => {
-                for (name, schema) in value {
-                    match mine.get(&name) {
-                        None => drop(mine.insert(name, schema)),
-                        Some(known) if *known == schema => {}
-                        Some(known) => {
-                            let all = json!({"allOf": [known, schema]});
-                            mine.insert(name, all);
-                        }
-                    }
-                }
-            }
-            ("required", Value::Array(mine), Value::Array(value)) => {
-                let new: Vec<Value> = value.into_iter().filter(|name| !mine.contains(name)).collect();
-                mine.extend(new);
-            }
-            _ => return None,
-        }
-    }
-    Some(one)
 }
 
 /// Whether an object lists its members, requires no others, and says nothing of others.
@@ -235,6 +306,10 @@ fn lists_all_members(schema: &Object) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn close(schema: &Value) -> Value {
+        super::close(schema, &mut Room::full()).unwrap()
+    }
 
     fn object(properties: Value) -> Value {
         json!({"type": "object", "properties": properties})
@@ -355,5 +430,62 @@ mod tests {
         defs.insert("d40".into(), object(json!({"end": {}})));
         let wide = json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": defs});
         assert_eq!(close(&wide), wide);
+    }
+
+    /// Definitions of `bytes` that `n` members refer to, each with a keyword of its own beside the reference.
+    fn referred(bytes: usize, n: usize) -> Value {
+        let member = |at: usize| (format!("p{at}"), json!({"$ref": "#/$defs/b", "minLength": 0}));
+        let members: Object = (0..n).map(member).collect();
+        json!({"type": "object", "properties": members, "$defs": {"b": {"const": "x".repeat(bytes)}}})
+    }
+
+    #[test]
+    fn what_is_copied_is_bounded_by_the_room() {
+        // Some copies fit; the referring members then have what they refer to.
+        let few = close(&referred(10_000, 20));
+        assert_eq!(few["properties"]["p7"]["const"], "x".repeat(10_000));
+        assert_eq!(few["additionalProperties"], json!(false));
+        // Thousands of copies would be a hundred megabytes: it stays as written.
+        let many = referred(20_000, 3_000);
+        assert_eq!(close(&many), many);
+        // So does what stands beside many alternatives.
+        let branch = |at: usize| json!({"properties": {(format!("p{at}")): {}}});
+        let beside = json!({"type": "object", "properties": {"a": {"const": "x".repeat(20_000)}},
+            "anyOf": (0..2_000).map(branch).collect::<Vec<_>>()});
+        assert_eq!(close(&beside), beside);
+        // The schemas of one request share it: whatever they are, what comes out is no larger than what went in and it.
+        let mut room = Room::full();
+        let schema = referred(10_000, 20);
+        let made: usize = (0..64).map(|_| size(&super::close(&schema, &mut room).unwrap())).sum();
+        assert!(made <= 64 * (size(&schema) + 1_000) + ROOM_BYTES, "{made} bytes");
+        assert!(made > 64 * size(&schema) + ROOM_BYTES / 2, "the room was used: {made} bytes");
+    }
+
+    #[test]
+    fn a_schema_of_too_many_bytes_is_refused_before_it_is_looked_at() {
+        let refused = super::close(&referred(MAX_BYTES, 1), &mut Room::full()).unwrap_err();
+        assert!(refused.contains("256 KiB"), "{refused}");
+        let names: Vec<String> = (0..40_000).map(|at| format!("n{at}")).collect();
+        assert!(super::close(&json!({"required": names}), &mut Room::full()).is_err());
+    }
+
+    #[test]
+    fn a_member_that_thousands_of_parts_describe_nests_no_deeper() {
+        let part = |at: usize| json!({"properties": {"a": {"maxLength": at}}});
+        let schema = json!({"type": "object", "allOf": (0..4_000).map(part).collect::<Vec<_>>()});
+        // As deep as it is written or hardly more; what cannot be merged stays as it is.
+        fn depth(value: &Value) -> usize {
+            match value {
+                Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+                Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+                _ => 0,
+            }
+        }
+        let mut closer = Closer { root: &schema, steps: MAX_STEPS, room: &mut Room::full() };
+        let Value::Object(owned) = schema.clone() else { panic!() };
+        let merged = closer.merged(owned, 0).unwrap();
+        assert_eq!(merged["properties"]["a"]["allOf"].as_array().map(Vec::len), Some(4_000));
+        assert!(depth(&merged.into()) <= 6);
+        assert!(depth(&close(&schema)) <= 6);
     }
 }

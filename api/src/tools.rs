@@ -14,6 +14,8 @@ const MAX_TOOLS: usize = 128;
 /// Values in all tools together: a hundred tools with a dozen described parameters each. Templates print them all, and a
 /// million-token context is full long before.
 const MAX_TOOL_VALUES: usize = 1 << 14;
+/// Bytes of all tools together, as much as the compiler of forms takes.
+const MAX_TOOL_BYTES: usize = 1 << 20;
 /// OpenAI's own bound on names.
 const MAX_NAME_BYTES: usize = 64;
 
@@ -87,6 +89,10 @@ impl Offer {
             let why = format_args!("may have at most {MAX_TOOL_VALUES} values; offer fewer or simpler tools");
             return Err(ApiError::field("tools", why));
         }
+        if tools.iter().map(schema::size).sum::<usize>() > MAX_TOOL_BYTES {
+            let most = MAX_TOOL_BYTES >> 10;
+            return Err(ApiError::field("tools", format_args!("may have at most {most} KiB; offer fewer")));
+        }
         let name = |tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned();
         let names: Vec<String> = tools.iter().map(name).collect();
         let demanded = |tool: &&Value| match &choice {
@@ -96,8 +102,17 @@ impl Offer {
         };
         let demanded: Vec<&Value> = tools.iter().filter(demanded).collect();
         let place = |at: usize| if demanded.len() == 1 { String::new() } else { format!("/anyOf/{at}") };
-        let schemas: Vec<Value> =
-            demanded.iter().enumerate().map(|(at, tool)| call_schema(tool, &place(at))).collect();
+        let mut room = schema::Room::full();
+        let mut closed = |tool: &Value| {
+            let closed = schema::close(&tool["function"]["parameters"], &mut room);
+            closed.map_err(|why| {
+                ApiError::field("tools", format_args!("has `{}`, whose schema {why}", name(tool)))
+            })
+        };
+        let mut schemas = Vec::new();
+        for (at, tool) in demanded.iter().enumerate() {
+            schemas.push(call_schema(tool, &closed(tool)?, &place(at)));
+        }
         let forces = matches!(choice, Choice::Required | Choice::Named(_));
         if forces && schemas.is_empty() {
             return Err(ApiError::field(field, "demands a tool that is not in `tools`"));
@@ -109,11 +124,11 @@ impl Offer {
             Ok([schema]) => Some(Format::JsonSchema(schema)),
             Err(schemas) => (!schemas.is_empty()).then(|| Format::JsonSchema(json!({"anyOf": schemas}))),
         };
-        let form = |tool: &Value| CallForm {
-            name: name(tool),
-            parameters: schema::close(&tool["function"]["parameters"]),
+        let mut form = |tool: &Value| Ok(CallForm { name: name(tool), parameters: closed(tool)? });
+        let free = match forced {
+            Some(_) => None,
+            None => Some(Format::Calls(tools.iter().map(&mut form).collect::<Result<_, ApiError>>()?)),
         };
-        let free = forced.is_none().then(|| Format::Calls(tools.iter().map(form).collect()));
         Ok(Self { tools: Some(Value::Array(tools)), names, forced, free, single: false })
     }
 }
@@ -137,14 +152,12 @@ fn values(value: &Value) -> usize {
 }
 
 /// What a demanded call looks like: a bare object, which the parser takes for a call whatever the model. Its arguments are
-/// those that the tool lists. It will stand at `place` of a larger schema.
-fn call_schema(tool: &Value, place: &str) -> Value {
-    let function = &tool["function"];
-    let closed = schema::close(&function["parameters"]);
-    let arguments = schema_refs::moved(&closed, &format!("{place}/properties/arguments"));
+/// those that the tool's `closed` parameters list. It will stand at `place` of a larger schema.
+fn call_schema(tool: &Value, closed: &Value, place: &str) -> Value {
+    let arguments = schema_refs::moved(closed, &format!("{place}/properties/arguments"));
     json!({
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+        "properties": {"name": {"const": tool["function"]["name"]}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": false
     })

@@ -20,6 +20,65 @@ fn joined(calls: &[Value]) -> String {
     calls.iter().map(|call| call["function"]["arguments"].as_str().unwrap()).collect()
 }
 
+/// Whatever field a schema comes in by, its bytes are bounded before it is closed.
+#[tokio::test]
+async fn schemas_of_too_many_bytes_are_refused_by_every_field() {
+    let api = http::start(Fake::quick()).await;
+    let schema = |bytes: usize| {
+        let member = |at: usize| (format!("p{at}"), json!({"$ref": "#/$defs/b", "minLength": 0}));
+        let members: serde_json::Map<String, Value> = (0..1_000).map(member).collect();
+        json!({"type": "object", "properties": members, "$defs": {"b": {"const": "x".repeat(bytes)}}})
+    };
+    let format =
+        |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+    let tool = |schema: Value| json!([{"type": "function", "function": {"name": "f", "parameters": schema}}]);
+    let bodies = |bytes: usize| {
+        let schema = schema(bytes);
+        [
+            (
+                "/v1/chat/completions",
+                json!({"messages": user("?"), "response_format": format(schema.clone())}),
+            ),
+            ("/v1/chat/completions", json!({"messages": user("?"), "tools": tool(schema.clone())})),
+            (
+                "/v1/chat/completions",
+                json!({"messages": user("?"), "tools": tool(schema.clone()), "tool_choice": "required"}),
+            ),
+            (
+                "/v1/responses",
+                json!({"input": "?", "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}}}),
+            ),
+            (
+                "/api/chat",
+                json!({"model": "fake-7b", "messages": user("?"), "stream": false, "format": schema}),
+            ),
+            (
+                "/v1/messages",
+                json!({"max_tokens": 9, "messages": user("?"), "tools": [{"name": "f", "input_schema": schema}]}),
+            ),
+        ]
+    };
+    for (path, body) in bodies(400 << 10) {
+        let reply = api.post(path, &body).await;
+        let text = reply.json().to_string();
+        assert_eq!(reply.status, 400, "{path}: {text}");
+        assert!(text.contains("256 KiB"), "{path}: {text}");
+    }
+    // Within the bound what refers to it a thousand times is not copied a thousand times, and is taken as written.
+    for (path, body) in bodies(100 << 10) {
+        let reply = api.post(path, &body).await;
+        assert_eq!(reply.status, 200, "{path}: {}", reply.json());
+    }
+    let many: Vec<Value> = (0..8)
+        .map(|at| {
+            json!({"type": "function", "function": {"name": format!("f{at}"),
+        "parameters": schema(200 << 10)}})
+        })
+        .collect();
+    let reply = api.post("/v1/chat/completions", &json!({"messages": user("?"), "tools": many})).await;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("tools")));
+}
+
 #[tokio::test]
 async fn arguments_stream_as_pieces_in_every_family() {
     let fake = Fake::quick();

@@ -159,11 +159,12 @@ pub fn measure(format: &Format) -> Result<(), String> {
             let bytes: usize =
                 tools.iter().map(|tool| tool.name.len() + tool.parameters.to_string().len()).sum();
             let fits = bytes <= MAX_TOOLS_BYTES;
-            if fits {
-                Ok(())
-            } else {
-                Err(format!("the tools have more than {} KiB: offer fewer", MAX_TOOLS_BYTES >> 10))
+            if !fits {
+                return Err(format!("the tools have more than {} KiB: offer fewer", MAX_TOOLS_BYTES >> 10));
             }
+            tools.iter().try_for_each(|tool| {
+                bounds::schema(&tool.parameters).map_err(|why| format!("the tool `{}`: {why}", tool.name))
+            })
         }
         Format::JsonSchema(schema) => {
             bounds::schema(schema)?;

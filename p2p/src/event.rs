@@ -116,15 +116,44 @@ pub(crate) type NamedBy = Option<NodeId>;
 #[derive(Debug)]
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
-    Dial { addresses: Vec<String>, peer: Option<NodeId>, by: NamedBy, reply: oneshot::Sender<Result<NodeId>> },
-    Doubt { contact: Contact, by: NamedBy, connection: ConnectionId },
-    Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
-    Open { node: NodeId, lane: Lane, reply: Opened },
-    Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },
-    Withdraw { model: ModelId },
-    Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
+    /// Those of them that the swarm is told.
+    Announced(oneshot::Sender<Vec<String>>),
+    Dial {
+        addresses: Vec<String>,
+        peer: Option<NodeId>,
+        by: NamedBy,
+        reply: oneshot::Sender<Result<NodeId>>,
+    },
+    Doubt {
+        contact: Contact,
+        by: NamedBy,
+        connection: ConnectionId,
+    },
+    Publish {
+        bytes: Vec<u8>,
+        reply: oneshot::Sender<Result<()>>,
+    },
+    Open {
+        node: NodeId,
+        lane: Lane,
+        reply: Opened,
+    },
+    Provide {
+        model: ModelId,
+        reply: oneshot::Sender<Result<()>>,
+    },
+    Withdraw {
+        model: ModelId,
+    },
+    Holders {
+        model: ModelId,
+        reply: oneshot::Sender<Vec<NodeId>>,
+    },
     Peers(oneshot::Sender<Vec<PeerInfo>>),
     Refused(oneshot::Sender<Vec<RefusedPeer>>),
-    Close { node: NodeId, reply: oneshot::Sender<()> },
+    Close {
+        node: NodeId,
+        reply: oneshot::Sender<()>,
+    },
     Shutdown(oneshot::Sender<()>),
 }

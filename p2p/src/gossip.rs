@@ -33,6 +33,7 @@ use scheduler::NodeId;
 
 use crate::config::{Config, Names};
 use crate::error::{Error, Result};
+use crate::home::Said;
 use crate::wire::announce::{self, Announcement, MAX_ANNOUNCEMENT, MAX_TTL_MS};
 
 /// Nodes whose announcements are kept; at up to 16 KiB each the worst case is 64 MiB, the usual one 4 MiB.
@@ -220,6 +221,8 @@ struct Entry {
     via: PeerId,
     /// Whether it was connected.
     proven: bool,
+    /// What its addresses say of where it is.
+    said: Said,
 }
 
 /// What has been announced and is not void.
@@ -242,12 +245,13 @@ impl Ledger {
         let sequence = announcement.capability.claim().sequence;
         let ttl = Duration::from_millis(u64::from(announcement.ttl_ms.min(MAX_TTL_MS)));
         let node = announcement.node();
+        let said = Said::of(&announcement.addresses);
         if let Some(entry) = self.entries.get_mut(&node) {
             if sequence <= entry.sequence || !entry.budget.take(NODE_RATE, NODE_BURST, now) {
                 return Verdict::Stale;
             }
             (entry.sequence, entry.heard, entry.void) = (sequence, now, now + ttl);
-            entry.bytes = bytes.to_vec();
+            (entry.bytes, entry.said) = (bytes.to_vec(), said);
             entry.proven |= connected(node);
             return Verdict::Fresh(Box::new(announcement));
         }
@@ -258,7 +262,7 @@ impl Ledger {
         let mut budget = Budget::full(NODE_BURST, now);
         budget.take(NODE_RATE, NODE_BURST, now);
         let (void, bytes) = (now + ttl, bytes.to_vec());
-        self.entries.insert(node, Entry { sequence, heard: now, void, bytes, budget, via, proven });
+        self.entries.insert(node, Entry { sequence, heard: now, void, bytes, budget, via, proven, said });
         Verdict::Fresh(Box::new(announcement))
     }
 
@@ -298,9 +302,10 @@ impl Ledger {
         oldest.is_some_and(|node| self.entries.remove(&node).is_some())
     }
 
-    /// What is not void, freshest first.
-    pub fn known(&self, now: Instant) -> Vec<Vec<u8>> {
-        let mut live: Vec<&Entry> = self.entries.values().filter(|entry| entry.void > now).collect();
+    /// What is not void and says what may be handed out, freshest first.
+    pub fn known(&self, now: Instant, may: impl Fn(Said) -> bool) -> Vec<Vec<u8>> {
+        let handed = |entry: &&Entry| entry.void > now && may(entry.said);
+        let mut live: Vec<&Entry> = self.entries.values().filter(handed).collect();
         live.sort_by_key(|entry| std::cmp::Reverse(entry.heard));
         live.into_iter().map(|entry| entry.bytes.clone()).collect()
     }
@@ -310,6 +315,11 @@ impl Ledger {
         let entry = self.entries.get(&node).filter(|entry| entry.void > now);
         let announcement = entry.and_then(|entry| announce::open(&entry.bytes).ok());
         announcement.map(|announcement| announcement.addresses).unwrap_or_default()
+    }
+
+    /// Whether a member announces itself where the Internet reaches it.
+    pub fn reaches_beyond(&self, now: Instant) -> bool {
+        self.entries.values().any(|entry| entry.said.beyond && entry.void > now)
     }
 
     /// Whether something of `node` is known and holds.
@@ -389,8 +399,8 @@ mod tests {
     fn fill(ledger: &mut Ledger, from: u64, count: u64, via: PeerId, now: Instant) {
         for n in from..from + count {
             let (void, budget) = (now + Duration::from_secs(90), Budget::full(NODE_BURST, now));
-            let entry =
-                Entry { sequence: 1, heard: now, void, bytes: Vec::new(), budget, via, proven: false };
+            let (bytes, said) = (Vec::new(), Said::default());
+            let entry = Entry { sequence: 1, heard: now, void, bytes, budget, via, proven: false, said };
             ledger.entries.insert(NodeId::numbered(n), entry);
         }
     }
@@ -438,10 +448,10 @@ mod tests {
         for old in [5, 4, 0] {
             assert!(matches!(hear(&mut ledger, &sealed(1, old, 1_000), start), Verdict::Stale));
         }
-        assert_eq!(ledger.known(start).len(), 1);
+        assert_eq!(ledger.known(start, |_| true).len(), 1);
         let later = start + Duration::from_secs(2);
         ledger.expire(later);
-        assert_eq!((ledger.known(later).len(), ledger.len(later)), (0, 0));
+        assert_eq!((ledger.known(later, |_| true).len(), ledger.len(later)), (0, 0));
         assert!(matches!(hear(&mut ledger, &sealed(1, 5, 1_000), later), Verdict::Stale), "a replay");
         assert!(fresh(&mut ledger, &sealed(1, 6, 1_000), later));
         let much_later = later + MEMORY * 2;

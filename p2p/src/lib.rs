@@ -69,6 +69,8 @@ mod gate;
 #[cfg(feature = "net")]
 mod gossip;
 #[cfg(feature = "net")]
+pub mod home;
+#[cfg(feature = "net")]
 mod named;
 #[cfg(feature = "net")]
 mod peers;

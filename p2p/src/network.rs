@@ -90,6 +90,12 @@ impl Network {
         self.told(Command::Addresses).await.unwrap_or_default()
     }
 
+    /// Those of [`Network::addresses`] that this swarm may hear of: how a home numbers its network is said in a swarm of that
+    /// network only ([`crate::home`]).
+    pub async fn announced_addresses(&self) -> Vec<String> {
+        self.told(Command::Announced).await.unwrap_or_default()
+    }
+
     /// This node as others should know it: its first eight addresses.
     pub async fn contact(&self) -> Contact {
         let mut addresses = self.addresses().await;

@@ -6,7 +6,7 @@
 //! | origin | confirmed by |
 //! |---|---|
 //! | [`Origin::Named`] | the user's word, until [`MISSES`] prefixes could not dial it and more of them than could |
-//! | [`Origin::Own`] | one connection from outside that this node did not ask for: no router translates the address |
+//! | [`Origin::Own`] | one connection of a host that this node never sent anything to, or connections from [`WITNESSES`] prefixes: no router translates the address, but a wall that lets in whom its host has talked to may stand before it |
 //! | [`Origin::Seen`] | [`STRANGERS`] connections of hosts that this node never sent anything to, from as many prefixes other than its own |
 //!
 //! A prefix has one voice, its last. A confirmation counts for [`VALID_MS`] and is sought again at half of that, so that one
@@ -30,6 +30,9 @@ use crate::governor::Prefix;
 /// Prefixes of strangers that must have reached an address behind a router: full-cone routers and forwarded ports let in all of
 /// them, others none.
 pub const STRANGERS: usize = 3;
+/// Prefixes whose hosts must have reached an address of an interface, when this node has talked to all of them: one of them
+/// may be let in because of that, or be the one that a liar named.
+pub const WITNESSES: usize = 2;
 /// Prefixes that could not dial a confirmed address after which it may be believed no more: one may lie, or be cut off itself.
 pub const MISSES: usize = 2;
 /// How long a prefix's word counts, ms: mappings of home routers live for hours or go with the router's restart.
@@ -95,12 +98,13 @@ impl Address {
         };
         let reached = self.fresh(now).filter(counts).count();
         let missed = self.fresh(now).filter(|(_, voice)| !voice.reached).count();
-        let needed = match self.origin {
-            Origin::Named => 0,
-            Origin::Own => 1,
-            Origin::Seen => STRANGERS,
+        let strange = || self.fresh(now).any(|(_, voice)| voice.reached && voice.strange);
+        let enough = match self.origin {
+            Origin::Named => true,
+            Origin::Own => reached >= WITNESSES || strange(),
+            Origin::Seen => reached >= STRANGERS,
         };
-        reached >= needed && (missed < MISSES || missed <= reached)
+        enough && (missed < MISSES || missed <= reached)
     }
 
     /// Whether a fresh word contradicts the others.
@@ -265,8 +269,13 @@ mod tests {
             (Origin::Named, &[(1, '-'), (1, '-'), (1, '-')], true),
             (Origin::Named, &[(1, '-'), (2, '-')], false),
             (Origin::Own, &[], false),
-            (Origin::Own, &[(1, '~')], true),
-            (Origin::Own, &[(1, '~'), (1, '-')], false),
+            (Origin::Own, &[(1, '~')], false),
+            (Origin::Own, &[(1, '~'), (1, '~')], false),
+            (Origin::Own, &[(1, '~'), (2, '~')], true),
+            (Origin::Own, &[(1, '~'), (2, '~'), (2, '-')], false),
+            (Origin::Own, &[(1, '+')], true),
+            (Origin::Own, &[(1, '+'), (1, '~')], true),
+            (Origin::Own, &[(1, '+'), (1, '-')], false),
             (Origin::Own, &[(1, '+'), (2, '-')], true),
             (Origin::Own, &[(1, '+'), (2, '-'), (3, '-')], false),
             (Origin::Own, &[(1, '+'), (2, '-'), (3, '-'), (3, '+')], true),

@@ -94,16 +94,38 @@ fn tool(parameters: &Value) -> Value {
     })
 }
 
+/// The same, where a call is up to the model.
+fn free_tool(parameters: &Value) -> Value {
+    let mut body = tool(parameters);
+    body["tool_choice"] = "auto".into();
+    body
+}
+
 /// Sends forms that overflow a stack where nothing is measured, and then what people send.
 fn attack(ask: &dyn Fn(&Value) -> Answer) {
     let schema = |schema: &Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
     let mutual =
         json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"});
-    for (body, what) in
-        [(schema(&chain(1000)), "64 deep"), (tool(&chain(1000)), "64 deep"), (schema(&mutual), "")]
-    {
+    // More items at least than at most, and a limit that is none.
+    let items = |least: i64, most: i64| {
+        let list =
+            json!({"type": "array", "items": {"type": "integer"}, "minItems": least, "maxItems": most});
+        json!({"type": "object", "properties": {"x": list}, "required": ["x"]})
+    };
+    for (body, what) in [
+        (schema(&chain(1000)), "64 deep"),
+        (tool(&chain(1000)), "64 deep"),
+        (free_tool(&chain(1000)), "64 deep"),
+        (schema(&mutual), ""),
+        (free_tool(&json!({"type": "object", "$ref": "#/$defs/a", "$defs": mutual["$defs"]})), "`move`"),
+        (schema(&items(9, 3)), "unsatisfiable"),
+        (tool(&items(9, 3)), "unsatisfiable"),
+        (free_tool(&items(9, 3)), "`move`"),
+        (schema(&items(0, -1)), "maxItems"),
+        (free_tool(&items(0, -1)), "`move`"),
+    ] {
         let answer = ask(&chat(body));
-        assert_eq!(answer.status, 400, "{:?}", answer.body);
+        assert_eq!(answer.status, 400, "{what}: {:?}", answer.body);
         let why = answer.body["error"]["message"].as_str().unwrap();
         assert!(why.contains(what), "{why}");
     }

@@ -397,7 +397,7 @@ fn lines_are_cut_as_the_shell_cuts_them() {
     assert!(!node::cli::parses(["join", "--yess"]) && node::cli::parses(["join", "--yes"]));
 }
 
-/// Each row of the table of security names what holds it, and that is there and has tests.
+/// Each row of the table of security names the tests that hold it, and they are there.
 #[test]
 fn what_holds_a_row_of_the_security_table_exists() {
     let page = fs::read_to_string(root().join("node/docs/security.md")).unwrap();
@@ -409,16 +409,43 @@ fn what_holds_a_row_of_the_security_table_exists() {
         let named: Vec<&str> = cells.last().unwrap().split('`').skip(1).step_by(2).collect();
         assert!(cells.len() == 4 && !named.is_empty(), "no test is named: {row}");
         for name in named {
-            assert!(has_tests(&root().join(name)), "{name} has no test: {row}");
+            assert!(is_test(name), "{name} is no test: {row}");
         }
     }
 }
 
-/// Whether a file, or one of a folder, is Rust with tests in it.
-fn has_tests(path: &Path) -> bool {
-    if path.is_dir() {
-        return fs::read_dir(path).unwrap().any(|entry| has_tests(&entry.unwrap().path()));
+/// Whether `file::test` names a test, by its attribute and its name, or `file` a target of the fuzzer.
+fn is_test(name: &str) -> bool {
+    let (file, test) = name.split_once("::").unwrap_or((name, ""));
+    let Ok(text) = fs::read_to_string(root().join(file)) else { return false };
+    if test.is_empty() {
+        return file.starts_with("tests/fuzz/targets/") && text.contains("fuzz_target!");
     }
-    let marks = ["#[test]", "#[tokio::test", "proptest!", "fuzz_target!"];
-    fs::read_to_string(path).is_ok_and(|text| marks.iter().any(|mark| text.contains(mark)))
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let is_fn = |line: &str| {
+        line.trim_start_matches("async ")
+            .strip_prefix("fn ")
+            .and_then(|rest| rest.strip_prefix(test))
+            .is_some_and(|rest| rest.starts_with('('))
+    };
+    let declared = lines.iter().position(|line| is_fn(line));
+    // Attributes stand right above it, and in a proptest there are no other functions.
+    let marked = |at: usize| {
+        let above =
+            lines[..at].iter().rev().take_while(|line| line.starts_with("#[") || line.starts_with("//"));
+        above.into_iter().any(|line| line.starts_with("#[test]") || line.starts_with("#[tokio::test"))
+    };
+    declared.is_some_and(marked)
+}
+
+#[test]
+fn a_test_is_found_by_its_name_only() {
+    let here = "tests/integration/guides.rs";
+    assert!(is_test(&format!("{here}::a_test_is_found_by_its_name_only")));
+    assert!(
+        !is_test(&format!("{here}::a_test_is_found_by_its_name")) && !is_test(&format!("{here}::is_test"))
+    );
+    assert!(
+        !is_test(here) && is_test("tests/fuzz/targets/http.rs") && !is_test("tests/fuzz/targets/none.rs")
+    );
 }

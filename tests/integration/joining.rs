@@ -231,6 +231,13 @@ fn it_says_what_it_takes_and_leaves_in_order() {
     for part in ["2 of 8 layers", "in memory", "64.00 MiB", "low priority"] {
         assert!(first.contains(part), "{part:?} is not in {first:?}");
     }
+    // And what --yes records, which is what is found afterwards.
+    for part in ["boomerang mode", "open mode", "reads all of the text", "relays for members", "--revoke"] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    for mode in ["boomerang", "open"] {
+        assert!(folder.path().join("text").join(format!("agreed-{mode}")).is_file(), "{mode}");
+    }
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 

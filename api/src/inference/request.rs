@@ -112,13 +112,6 @@ pub struct CallForm {
     pub parameters: Value,
 }
 
-impl CallForm {
-    /// The same tool with arguments of any members.
-    pub fn open(&self) -> Self {
-        Self { name: self.name.clone(), parameters: serde_json::json!({"type": "object"}) }
-    }
-}
-
 /// Documents to rank by how well they answer a query.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RerankRequest {

@@ -73,7 +73,10 @@ fn common(
         None => Format::Text,
         Some(Value::String(word)) if word.is_empty() => Format::Text,
         Some(Value::String(word)) if word == "json" => Format::JsonObject,
-        Some(format @ Value::Object(_)) => Format::JsonSchema(schema::close(format)),
+        Some(format @ Value::Object(_)) => {
+            let closed = schema::close(format, &mut schema::Room::full());
+            Format::JsonSchema(closed.map_err(|why| fields.refuse("format", why))?)
+        }
         Some(_) => return Err(fields.refuse("format", "must be `json` or a JSON schema")),
     };
     Ok(GenerateRequest {

@@ -225,7 +225,8 @@ pub(crate) fn format(fields: &Fields<'_>, field: &str) -> Result<Format, ApiErro
         "json_schema" => {
             let inner = format.object("json_schema")?.unwrap_or(format);
             let schema = inner.object("schema")?.and_then(|_| inner.any("schema"));
-            Ok(Format::JsonSchema(schema::close(required(&inner, "schema", schema)?)))
+            let closed = schema::close(required(&inner, "schema", schema)?, &mut schema::Room::full());
+            Ok(Format::JsonSchema(closed.map_err(|why| inner.refuse("schema", why))?))
         }
         "grammar" => Ok(Format::Grammar(required(&format, "grammar", format.text("grammar")?)?.to_owned())),
         "regex" => Ok(Format::Regex(required(&format, "regex", format.text("regex")?)?.to_owned())),

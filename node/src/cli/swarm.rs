@@ -94,8 +94,9 @@ pub struct JoinArgs {
     /// Keep nothing of running answers on disk: a crash of this node loses them
     #[arg(long)]
     pub no_journal: bool,
-    /// Serve without asking, and agree that prompts of this node run on other people's machines: in boomerang mode they can
-    /// reconstruct much of the text, in open mode they get the text itself (see `shoal consent`)
+    /// Serve without asking, relay for members of this swarm within a budget where this node can be reached, and agree that
+    /// prompts of this node run on other people's machines: in boomerang mode they can reconstruct much of the text, in open
+    /// mode they get the text itself (see `shoal consent`; both are recorded)
     #[arg(short, long)]
     pub yes: bool,
     #[command(flatten)]

@@ -21,10 +21,23 @@ use crate::{
 /// What else joining means.
 const SERVING: &str =
     "what you serve to others uses your CPU and memory, never your files, except models you share or fetched";
+/// And what it means for the line.
+const RELAYING: &str = "Where others can reach this node it also relays for members of this swarm that others cannot reach, \
+    within a budget of reservations, circuits and bytes; what it passes on is encrypted";
 
-/// The sentence of `shoal join`.
-pub(super) fn joining() -> String {
-    format!("{}; {SERVING}.", sentence(Mode::Boomerang).unwrap_or_default())
+/// The sentences of `shoal join`; with `--yes`, `all` is agreed to and recorded.
+pub(super) fn joining(all: bool) -> String {
+    let modes: Vec<&str> = match all {
+        true => MODES.into_iter().filter_map(sentence).collect(),
+        false => sentence(Mode::Boomerang).into_iter().collect(),
+    };
+    let recorded = match all {
+        true => {
+            " With --yes your agreement to both modes is recorded; `shoal consent --revoke MODE` takes one back."
+        }
+        false => "",
+    };
+    format!("{}; {SERVING}. {RELAYING}.{recorded}", modes.join(". "))
 }
 
 /// Keeps the user's agreement. Where it cannot be written the question comes again.

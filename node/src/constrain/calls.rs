@@ -10,7 +10,8 @@
 //! again. A token that would reach beyond the end of a mark in one piece may not come: the model spells the mark, and the
 //! grammar decides about what follows.
 //!
-//! A tool whose schema the engine cannot compile is bound to an object of any members.
+//! A tool whose schema the engine cannot compile is refused by its name, before the answer begins: bound to an object of
+//! any members it would be called with arguments that it does not take.
 //!
 //! Limits: a call without a mark (a bare object, as Llama 3 writes it without its tag) is indistinguishable from an answer
 //! that is JSON, and stays free.
@@ -29,7 +30,7 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
-use super::{Broken, IMPOSSIBLE, STACK_BYTES, bounds, first_line, fixed_space};
+use super::{Broken, IMPOSSIBLE, STACK_BYTES, first_line, fixed_space};
 
 /// How a model begins a call; `api/src/calls.rs` reads what follows.
 const MARKS: [(&str, Closing); 4] = [
@@ -116,14 +117,11 @@ impl Vocabulary {
         let compiled = thread::scope(|scope| {
             let thread = thread::Builder::new().name("call".into()).stack_size(STACK_BYTES);
             let work = || {
-                make(tools).or_else(|_| {
-                    // One tool's schema is not understood: the others keep theirs.
-                    let usable = |tool: &CallForm| make(std::slice::from_ref(tool)).is_ok();
-                    let tools: Vec<CallForm> = tools
-                        .iter()
-                        .map(|tool| if usable(tool) { tool.clone() } else { tool.open() })
-                        .collect();
-                    make(&tools)
+                make(tools).map_err(|why| {
+                    // Which of them it is, unless it is all together.
+                    let alone = |tool: &CallForm| make(std::slice::from_ref(tool)).err();
+                    let named = |tool: &CallForm| Some(format!("the tool `{}`: {}", tool.name, alone(tool)?));
+                    tools.iter().find_map(named).unwrap_or(why)
                 })
             };
             thread.spawn_scoped(scope, work).map(|running| running.join())
@@ -195,14 +193,9 @@ impl Calls {
     /// # Errors
     /// When a call of these tools cannot be compiled.
     pub(super) fn new(vocabulary: Arc<Vocabulary>, tools: &[CallForm]) -> Result<Self, String> {
-        let bounded = |tool: &CallForm| match bounds::schema(&tool.parameters) {
-            Ok(()) => tool.clone(),
-            Err(_) => tool.open(),
-        };
-        let tools: Vec<CallForm> = tools.iter().map(bounded).collect();
         // What cannot be compiled is known before the answer begins.
-        vocabulary.compile(MARKS[0].1, &tools)?;
-        Ok(Self { vocabulary, tools, tail: Vec::new(), call: None })
+        vocabulary.compile(MARKS[0].1, tools)?;
+        Ok(Self { vocabulary, tools: tools.to_vec(), tail: Vec::new(), call: None })
     }
 
     /// Makes the logits of tokens that may not come impossible.
@@ -344,13 +337,20 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_cannot_be_compiled_lets_any_object_through() {
-        let odd = || {
-            vec![tool("odd", json!({"type": "object", "$ref": "https://example.org/x"})), tools().remove(0)]
+    fn a_schema_that_cannot_be_compiled_is_refused_with_the_tool_s_name() {
+        let refused = |parameters: Value| {
+            let tools = vec![tools().remove(0), tool("odd", parameters)];
+            let constraints = Constraints::of_bytes().unwrap();
+            constraints.constraint(&Format::Calls(tools)).err().unwrap().to_string()
         };
-        let call = "<tool_call>{\"name\": \"odd\", \"arguments\": {\"any\": [1]}}</tool_call>";
-        assert!(follow(call, odd()).is_ok());
-        assert_eq!(follow("<tool_call>{\"name\": \"weather\", \"arguments\": {\"x", odd()), Err(46));
+        let away = refused(json!({"type": "object", "$ref": "https://example.org/x"}));
+        assert!(away.contains("`odd`"), "{away}");
+        let deep = (0..80).fold(json!({"type": "integer"}), |inner, _| json!({"anyOf": [inner]}));
+        let deep = refused(json!({"type": "object", "properties": {"x": deep}}));
+        assert!(deep.contains("`odd`") && deep.contains("64 deep"), "{deep}");
+        let many = json!({"type": "array", "items": {"type": "string"}, "maxItems": -1});
+        let many = refused(json!({"type": "object", "properties": {"x": many}}));
+        assert!(many.contains("`odd`"), "{many}");
     }
 
     /// A model that begins calls and otherwise writes anything: its tokens are drawn at random among those that may come.

@@ -230,6 +230,7 @@ impl Daemon {
     /// Another node announced itself.
     fn heard(&mut self, announcement: Announcement, now: Millis) {
         let node = announcement.node();
+        self.announcing.gossip.heard_of(&announcement.addresses);
         let heard = self.view.heard(announcement, now, self.announcing.gossip.rtt_ms(node));
         if heard != Heard::Nothing {
             self.announcing.gossip.heard_count += 1;

@@ -83,7 +83,13 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
             Some(located.map_err(|error| Fault::Refused(error.to_string()))?)
         }
     };
-    let load = load(&spec, threads, cores.as_ref(), file.as_ref()).map_err(dead)?;
+    let verify = match (&file, spec.model) {
+        (Some(file), Some(model)) => {
+            identity::must_be_hashed(&file.path, &file.file, model).await.map_err(Fault::Refused)?
+        }
+        _ => false,
+    };
+    let load = load(&spec, threads, cores.as_ref(), file.as_ref(), verify).map_err(dead)?;
     let (ours, theirs) = StdStream::pair().map_err(dead)?;
     // The frame fits the socket's buffer: nothing waits for a child that does not exist yet.
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;
@@ -106,7 +112,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     };
     let mut ready = ready.inspect_err(|_| child.kill())?;
     if let Some(file) = &file {
-        identity::checked(&file.file, *ready.model.as_bytes());
+        identity::checked(&file.file, ready.model);
     }
     let on_gpu = spec.is_on_gpu();
     let shared = Arc::new(Shared {
@@ -143,17 +149,20 @@ fn form(format: &Format) -> Result<Option<String>, Fault> {
     }
 }
 
-fn load(spec: &Spec, threads: usize, cores: Option<&Cores>, file: Option<&Located>) -> io::Result<ipc::Load> {
+fn load(
+    spec: &Spec,
+    threads: usize,
+    cores: Option<&Cores>,
+    file: Option<&Located>,
+    verify: bool,
+) -> io::Result<ipc::Load> {
     let processors = cores.map_or(&[][..], Cores::processors);
     let model = spec.model.map(|model| *model.as_bytes());
     Ok(ipc::Load {
         path: file.map(|file| file.path.as_os_str().as_bytes().to_vec()),
         bytes: file.map_or(0, |file| file.bytes),
         model,
-        verify: match (file, model) {
-            (Some(file), Some(model)) => identity::must_be_hashed(&file.file, model),
-            _ => false,
-        },
+        verify,
         exact: spec.class.map(|class| class == Class::D1),
         layers: spec.layers.iter().copied().map(ipc::pair).collect(),
         context: spec.context as u64,

@@ -4,10 +4,22 @@
 //! that may be another by then, so it hashes the file unless the system says that nothing was written: device, number,
 //! length and the times of the last write and change are those under which the hash was found.
 //!
-//! Limits: a file with holes, of which only some layers are here, has no hash of its own; what is in it was checked group by
-//! group when it was fetched. Who can set a file's change time, or write below the file system, can deceive this.
+//! A file with holes, of which only some layers are here, has no hash of its own: the groups of it that are on the record are
+//! held against the model's tree, which its hash proves ([`sparse::check`]).
+//!
+//! Limits: who can set a file's change time, or write below the file system, can deceive this. While layers are being fetched
+//! the file changes, so each worker that starts then has all groups so far read once more.
 
-use std::{collections::VecDeque, fs::File, os::unix::fs::MetadataExt, sync::Mutex};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use p2p::blob::{Error, sparse};
+use scheduler::ModelId;
 
 use crate::confine::child::lock;
 
@@ -23,30 +35,64 @@ struct Identity {
     bytes: u64,
     written: (i64, i64),
     changed: (i64, i64),
+    /// It takes less room than it is long: it has holes, or its file system packs.
+    sparse: bool,
 }
 
-static CHECKED: Mutex<VecDeque<(Identity, [u8; 32])>> = Mutex::new(VecDeque::new());
+static CHECKED: Mutex<VecDeque<(Identity, ModelId)>> = Mutex::new(VecDeque::new());
 
-/// The identity of a file; `None` where it has holes or cannot be asked.
+/// The identity of a file; `None` where it cannot be asked.
 fn of(file: &File) -> Option<Identity> {
     let about = file.metadata().ok()?;
-    let whole = about.blocks() * BLOCK_BYTES >= about.len();
-    whole.then(|| Identity {
+    Some(Identity {
         place: (about.dev(), about.ino()),
         bytes: about.len(),
         written: (about.mtime(), about.mtime_nsec()),
         changed: (about.ctime(), about.ctime_nsec()),
+        sparse: about.blocks() * BLOCK_BYTES < about.len(),
     })
 }
 
-/// Whether a file must be read to know that its hash is `model`.
-pub(super) fn must_be_hashed(file: &File, model: [u8; 32]) -> bool {
-    of(file).is_some_and(|identity| !lock(&CHECKED).contains(&(identity, model)))
+/// Whether the worker must hash the `file` at `path` to know that it is that of `model`. What is there of one with holes is
+/// looked at here instead.
+///
+/// # Errors
+/// A sentence, when something of it changed since it was fetched.
+pub(super) async fn must_be_hashed(path: &Path, file: &File, model: ModelId) -> Result<bool, String> {
+    let Some(identity) = of(file) else { return Ok(true) };
+    if lock(&CHECKED).contains(&(identity, model)) {
+        return Ok(false);
+    }
+    if !identity.sparse {
+        return Ok(true);
+    }
+    let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let of_model = file.try_clone().map_err(|error| error.to_string())?;
+    let checked = tokio::task::spawn_blocking(move || sparse::check(&folder, &of_model, model)).await;
+    match checked.map_err(|error| error.to_string())? {
+        // As it was before it was read: what was written meanwhile is looked at the next time.
+        Ok(Some(_)) => remember(identity, model),
+        Ok(None) => return Ok(true),
+        Err(Error::Mismatch { what }) => {
+            return Err(format!(
+                "{}: {what} changed since it was fetched, this is not the model any more; `shoal model rm` it and pull it \
+                 again",
+                path.display()
+            ));
+        }
+        Err(error) => return Err(error.to_string()),
+    }
+    Ok(false)
 }
 
 /// A worker found that the file's hash is `model`.
-pub(super) fn checked(file: &File, model: [u8; 32]) {
-    let Some(identity) = of(file) else { return };
+pub(super) fn checked(file: &File, model: ModelId) {
+    if let Some(identity) = of(file).filter(|identity| !identity.sparse) {
+        remember(identity, model);
+    }
+}
+
+fn remember(identity: Identity, model: ModelId) {
     let mut checked = lock(&CHECKED);
     checked.retain(|(other, _)| other.place != identity.place);
     checked.push_back((identity, model));
@@ -57,36 +103,67 @@ pub(super) fn checked(file: &File, model: [u8; 32]) {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write};
+    use std::{fs, io::Write, os::unix::fs::FileExt, sync::Arc};
+
+    use p2p::blob::{GROUP_BYTES, Outboard, SparseFile};
 
     use super::*;
 
-    #[test]
-    fn a_file_is_hashed_again_when_it_was_written_or_replaced() {
+    #[tokio::test]
+    async fn a_file_is_hashed_again_when_it_was_written_or_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model");
         fs::write(&path, "weights").unwrap();
         let open = || File::open(&path).unwrap();
-        let model = [7; 32];
-        assert!(must_be_hashed(&open(), model));
+        let must = async |model| must_be_hashed(&path, &open(), model).await.unwrap();
+        let model = ModelId::new([7; 32]);
+        assert!(must(model).await);
         checked(&open(), model);
-        assert!(!must_be_hashed(&open(), model), "nothing changed");
-        assert!(must_be_hashed(&open(), [8; 32]), "another hash was found");
+        assert!(!must(model).await, "nothing changed");
+        assert!(must(ModelId::new([8; 32])).await, "another hash was found");
         // Another file under the same name, of the same length.
         fs::write(folder.path().join("other"), "weighed").unwrap();
         fs::rename(folder.path().join("other"), &path).unwrap();
-        assert!(must_be_hashed(&open(), model));
+        assert!(must(model).await);
         checked(&open(), model);
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
-        assert!(must_be_hashed(&open(), model), "it is longer");
+        assert!(must(model).await, "it is longer");
     }
 
-    #[test]
-    fn a_file_with_holes_has_no_hash_to_hold_it_against() {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(64 << 20).unwrap();
-        if file.metadata().unwrap().blocks() == 0 {
-            assert!(!must_be_hashed(&file, [1; 32]));
+    #[tokio::test]
+    async fn what_is_there_of_a_file_with_holes_is_held_against_the_tree() {
+        let folder = tempfile::tempdir().unwrap();
+        let data: Vec<u8> = (0..GROUP_BYTES * 4).map(|at| (at * 31 % 251) as u8).collect();
+        let whole = folder.path().join("whole");
+        fs::write(&whole, &data).unwrap();
+        let (tree, encoded) = Outboard::make(&whole, &mut |_| true).unwrap();
+        let model = tree.id();
+        let held = folder.path().join("held");
+        let mut sparse = SparseFile::open(&held, Arc::new(tree), &encoded).unwrap();
+        let group = |at: usize| &data[at * GROUP_BYTES as usize..][..GROUP_BYTES as usize];
+        for at in [0, 2] {
+            assert!(sparse.write(at as u32, group(at)).unwrap());
         }
+        sparse.checkpoint().commit().unwrap();
+        let path = sparse.path();
+        drop(sparse);
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        if !of(&file).unwrap().sparse {
+            // A file system without holes.
+            return;
+        }
+        assert_eq!(must_be_hashed(&path, &file, model).await, Ok(false));
+        // One byte of a group that is there.
+        let at = 2 * GROUP_BYTES + 17;
+        file.write_all_at(&[!data[at as usize]], at).unwrap();
+        let refused = must_be_hashed(&path, &file, model).await.unwrap_err();
+        assert!(refused.contains("group 2"), "{refused}");
+        file.write_all_at(&[data[at as usize]], at).unwrap();
+        assert_eq!(must_be_hashed(&path, &file, model).await, Ok(false));
+        // Without a record it is hashed as a whole, which tells.
+        let bare = folder.path().join("bare");
+        let file = File::create_new(&bare).unwrap();
+        file.set_len(64 << 20).unwrap();
+        assert_eq!(must_be_hashed(&bare, &file, model).await, Ok(true));
     }
 }

@@ -92,6 +92,31 @@ pub fn recorded(folder: &Path, id: ModelId, bytes: u64) -> Result<GroupSet, Erro
     Ok(sound.then(|| GroupSet::from_bytes(groups, bits)).flatten().unwrap_or(none))
 }
 
+/// Reads the groups that are on the record of the model in `folder` from `file`, its file there, and holds each against the
+/// model's tree. `None` where there is no outboard beside the file, which then is none that was fetched in groups. Blocks.
+///
+/// # Errors
+/// [`Error::Mismatch`] for a group that changed since it was fetched; [`Error::Damaged`], [`Error::Io`].
+pub fn check(folder: &Path, file: &File, id: ModelId) -> Result<Option<u32>, Error> {
+    let path = outboard_path(folder);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let tree = Outboard::open(&path, Some(id))?;
+    let mut data = vec![0; GROUP_BYTES as usize];
+    let mut checked = 0;
+    for group in recorded(folder, id, tree.bytes())?.runs().flatten() {
+        let data = &mut data[..tree.group_len(group)];
+        let read = file.read_exact_at(data, u64::from(group) * GROUP_BYTES);
+        read.map_err(|e| Error::io(model_path(folder), e))?;
+        if !tree.check(group, data) {
+            return Err(Error::mismatch(format!("group {group}")));
+        }
+        checked += 1;
+    }
+    Ok(Some(checked))
+}
+
 fn record_head(id: ModelId, bytes: u64) -> Vec<u8> {
     [&MAGIC[..], id.as_bytes(), &bytes.to_le_bytes()].concat()
 }

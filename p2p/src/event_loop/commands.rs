@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
 use crate::event::{Command, NamedBy, PeerInfo};
+use crate::home::Said;
 use crate::identity::{node_id, peer_id};
 use crate::link::LinkInfo;
 use crate::link::behaviour::NotOpened;
@@ -42,6 +43,11 @@ impl EventLoop {
     pub(super) fn on_command(&mut self, command: Command) {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
+            Command::Announced(reply) => {
+                let (mut addresses, swarm) = (self.addresses(), self.known_swarm(Instant::now()));
+                addresses.retain(|address| swarm.says(address));
+                let _ = reply.send(addresses);
+            }
             Command::Dial { addresses, peer, by, reply } => self.dial(&addresses, peer, by, reply),
             Command::Doubt { contact, by, connection } => self.doubt(&contact, by, connection),
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
@@ -395,6 +401,7 @@ impl EventLoop {
             let why = format!("its sequence {sequence} is not above {}", self.news.own.sequence);
             return Err(Error::Announcement(why));
         }
+        self.news.own.said = Said::of(&opened.addresses);
         (self.news.own.bytes, self.news.own.sequence, self.news.own.waiting) = (bytes, sequence, true);
         self.announce(Instant::now());
         Ok(())

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
 use crate::governor::{ANNOUNCEMENT_US, ASK_US};
+use crate::home::{KnownSwarm, Said};
 use crate::identity::{node_id, peer_id};
 use crate::link::{Lane, Plane, Stream, behaviour::Incoming};
 use crate::path::{self, Path, plausible};
@@ -310,8 +311,9 @@ impl EventLoop {
                 }
                 Verdict::Fresh(announcement) => {
                     self.hear_of(&announcement, now);
+                    let passes = self.passes(&announcement, now);
                     self.outbox.may(Event::Announcement(announcement, message.data));
-                    MessageAcceptance::Accept
+                    if passes { MessageAcceptance::Accept } else { MessageAcceptance::Ignore }
                 }
                 Verdict::Stale => MessageAcceptance::Ignore,
                 Verdict::Invalid => MessageAcceptance::Reject,
@@ -326,8 +328,6 @@ impl EventLoop {
         self.settle(&message_id, &propagation_source, accept);
     }
 
-    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which no node but
-    /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
     /// What an announcement is that `via` brought.
     pub(super) fn weigh(&mut self, bytes: &[u8], via: &PeerId, now: Instant) -> Verdict {
         let met = &self.met;
@@ -336,6 +336,20 @@ impl EventLoop {
         self.news.ledger.hear(bytes, now, *via, connected)
     }
 
+    /// Where this swarm is, as far as this node knows.
+    pub(super) fn known_swarm(&self, now: Instant) -> KnownSwarm {
+        let link = &self.swarm.behaviour().link;
+        let farthest = self.met.keys().filter_map(|peer| link.path(peer)).max();
+        KnownSwarm { farthest, beyond: self.news.ledger.reaches_beyond(now) }
+    }
+
+    /// Whether an announcement may go on to others as it is.
+    pub(super) fn passes(&self, announcement: &Announcement, now: Instant) -> bool {
+        self.known_swarm(now).passes(Said::of(&announcement.addresses))
+    }
+
+    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which no node but
+    /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
     pub(super) fn hear_of(&mut self, announcement: &Announcement, now: Instant) {
         let Some(peer) = peer_id(announcement.node()) else { return };
         // Who was not met says nothing about a network that is ours too: the local one has other ways to find it.

@@ -34,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::event::{Command, Event, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
 use crate::governor::Governor;
+use crate::home::Said;
 use crate::link::{Stream, links::Links};
 use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
@@ -120,6 +121,8 @@ struct Reservation {
 /// This node's own announcement.
 struct Own {
     bytes: Vec<u8>,
+    /// What its addresses say of where this node is.
+    said: Said,
     sequence: u64,
     /// Not sent yet.
     waiting: bool,
@@ -177,7 +180,13 @@ impl News {
     fn new(now: Instant) -> Self {
         Self {
             ledger: Ledger::default(),
-            own: Own { bytes: Vec::new(), sequence: 0, waiting: false, budget: upkeep::own_budget(now) },
+            own: Own {
+                bytes: Vec::new(),
+                said: Said::default(),
+                sequence: 0,
+                waiting: false,
+                budget: upkeep::own_budget(now),
+            },
             catch_up: VecDeque::new(),
             catching_up: Arc::new(Semaphore::new(upkeep::CATCHING_UP)),
             relayed_news: upkeep::news_budget(now),

@@ -182,6 +182,18 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_of_autonat_alone_confirms_no_interface() {
+        let (mut way, now) = way();
+        let (own, by) = (address("/ip4/203.0.113.7/tcp/9"), |number| Prefix::V4([198, 51, number]));
+        for _ in 0..3 {
+            way.tested(&own, by(1), true, now);
+        }
+        assert_eq!(way.standing(now), Standing::Hidden, "one voice, however often");
+        way.tested(&own, by(2), true, now);
+        assert_eq!(confirmed(&way, now), ["/ip4/203.0.113.7/tcp/9"]);
+    }
+
+    #[test]
     fn an_address_of_a_router_needs_strangers_that_were_asked_to_come() {
         let now = Instant::now();
         let mut way = Way::new(now, false);

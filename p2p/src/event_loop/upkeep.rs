@@ -84,6 +84,10 @@ impl EventLoop {
 
     /// Sends this node's announcement if one waits and the budget allows. Without peers it keeps waiting.
     pub(super) fn announce(&mut self, now: Instant) {
+        if self.news.own.said.home && !self.known_swarm(now).passes(self.news.own.said) {
+            // Strangers came since: the node was told, and says it otherwise.
+            self.news.own.waiting = false;
+        }
         if !self.news.own.waiting || !self.news.own.budget.take(OWN_RATE, OWN_BURST, now) {
             return;
         }
@@ -143,7 +147,7 @@ impl EventLoop {
             return;
         }
         self.hear_of(&announcement, now);
-        if self.news.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
+        if self.passes(&announcement, now) && self.news.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
             // A peer that knows it drops it by its hash; one that does not will ask.
             let _ = self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), bytes.clone());
         }
@@ -159,8 +163,13 @@ impl EventLoop {
         });
         let mut known = Vec::new();
         if !often {
-            known.extend((!self.news.own.bytes.is_empty()).then(|| self.news.own.bytes.clone()));
-            known.extend(self.news.ledger.known(now));
+            let swarm = self.known_swarm(now);
+            let path = peer_id(from).and_then(|peer| self.swarm.behaviour().link.path(&peer));
+            let path = path.unwrap_or(Path::Relayed);
+            let may = |said| swarm.hands(said, path);
+            let own = &self.news.own;
+            known.extend((!own.bytes.is_empty() && may(own.said)).then(|| own.bytes.clone()));
+            known.extend(self.news.ledger.known(now, may));
         }
         let answer = Answer::announcements(known);
         tokio::spawn(async move {

@@ -2,8 +2,8 @@
 //!
 //! Two pools whose threads are bound to one core halve each other while another core may idle: threads that wait for each
 //! other many thousand times a second wait for the slowest. So a core belongs to one pool at a time, whichever process
-//! the pool is in: a *claim* holds a lock (`flock`) on one file for each physical core, in a folder of this user, and the
-//! system gives the locks back when the claim is dropped or its process dies, however it dies. A pool that does not get as
+//! the pool is in: a *claim* holds a lock (`flock`) on one file for each physical core, in the one folder of this user,
+//! wherever its processes keep their files, and the system gives the locks back when the claim is dropped or its process dies, however it dies. A pool that does not get as
 //! many processors as it has threads binds none: the system moves its threads to where there is room.
 //!
 //! Nor is a core claimed while other programs keep the machine busy: a thread that may not move shares its core with
@@ -25,7 +25,6 @@ pub(super) use elsewhere::{bind, cores};
 mod linux {
     use std::{
         collections::{BTreeMap, BTreeSet},
-        env,
         fs::{self, DirBuilder, File, OpenOptions},
         io, mem,
         os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
@@ -100,21 +99,20 @@ mod linux {
     }
 
     /// Takes a core, unless another has it.
-    fn lock(folder: &Path, core: usize) -> Option<File> {
+    pub(super) fn lock(folder: &Path, core: usize) -> Option<File> {
         let path = folder.join(format!("core-{core}"));
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
         file.try_lock().ok()?;
         Some(file)
     }
 
-    /// The folder of this user's locks: where the system keeps what lives as long as a login, else below the folder for
-    /// temporary files. One that another user made is not used.
-    fn folder() -> io::Result<PathBuf> {
+    /// The folder of this user's locks. No variable decides where it is, and no service is given one of its own there, as
+    /// some are of `/tmp`: a service and a shell of one user meet. One that another user made is not used.
+    pub(super) fn folder() -> io::Result<PathBuf> {
         let me = fs::metadata("/proc/self")?.uid();
-        let folder = match env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
-            Some(runtime) => PathBuf::from(runtime).join("shoal-cores"),
-            None => env::temp_dir().join(format!("shoal-cores-{me}")),
-        };
+        let shared = ["/dev/shm", "/tmp"].map(Path::new).into_iter().find(|shared| shared.is_dir());
+        let shared = shared.ok_or_else(|| io::Error::other("there is neither /dev/shm nor /tmp"))?;
+        let folder = shared.join(format!("shoal-cores-{me}"));
         match DirBuilder::new().mode(0o700).create(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -231,9 +229,12 @@ mod elsewhere {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::fs;
+    use std::{
+        env, fs,
+        process::{self, Command},
+    };
 
-    use super::linux::{Cores, Processor, leaves_room, preference, topology};
+    use super::linux::{Cores, Processor, folder, leaves_room, lock, preference, topology};
 
     #[test]
     fn fast_cores_come_first() {
@@ -289,6 +290,45 @@ mod tests {
         assert_eq!(claim(folder.path(), 2).expect("all are free").processors(), [0, 1]);
         assert_eq!(claim(folder.path(), 3).expect("all are free").processors(), [0, 1, 2]);
         assert!(claim(folder.path(), 5).is_none());
+    }
+
+    /// What a process with other folders of its own finds: `free` or `taken`. It is this test again, told so by a variable.
+    fn elsewhere(core: usize, private: &std::path::Path) -> String {
+        let output = Command::new(env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "kernels::processors::tests::processes_of_one_user_share_their_locks",
+                "--nocapture",
+            ])
+            .env(CORE, core.to_string())
+            .env("XDG_RUNTIME_DIR", private)
+            .env("TMPDIR", private)
+            .env("HOME", private)
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let word = |word: &&str| said.contains(&format!("the core is {word}"));
+        (*["free", "taken"].iter().find(|at| word(at)).unwrap_or_else(|| panic!("{said}"))).to_owned()
+    }
+
+    const CORE: &str = "SHOAL_TEST_CORE";
+
+    #[test]
+    fn processes_of_one_user_share_their_locks() {
+        let folder = folder().expect("a folder");
+        if let Ok(core) = env::var(CORE) {
+            let core = core.parse().expect("a number");
+            println!("the core is {}", if lock(&folder, core).is_some() { "free" } else { "taken" });
+            return;
+        }
+        // No machine has it, and no other run of this test asks for it.
+        let core = 1_000_000 + process::id() as usize;
+        let private = tempfile::tempdir().expect("a folder");
+        let ours = lock(&folder, core).expect("it is free");
+        assert_eq!(elsewhere(core, private.path()), "taken");
+        drop(ours);
+        assert_eq!(elsewhere(core, private.path()), "free");
+        let _ = fs::remove_file(folder.join(format!("core-{core}")));
     }
 
     #[test]

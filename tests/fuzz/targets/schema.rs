@@ -156,8 +156,14 @@ fuzz_target!(|bytes: &[u8]| {
         0 => chain(maker.pick(80)),
         _ => maker.schema(6),
     };
-    let closed = schema::close(&written);
-    assert_eq!(schema::close(&closed), closed, "closed twice: {written}");
+    let close = |schema: &Value| {
+        let mut room = schema::Room::full();
+        let closed = schema::close(schema, &mut room).expect("a page of text is small");
+        assert!(schema::size(&closed) <= 4 * schema::size(schema) + (1 << 20), "{schema}");
+        closed
+    };
+    let closed = close(&written);
+    assert_eq!(close(&closed), closed, "closed twice: {written}");
     if bounds::schema(&closed).is_err() {
         return;
     }

@@ -7,10 +7,7 @@ use std::{
 };
 
 use ::node::sessions::place;
-use harness::{
-    Shoal,
-    node::{Node, PATIENCE},
-};
+use harness::{Shoal, node::Node};
 use p2p::{
     Config, Identity, Network, Plane,
     codec::{Rounding, Wire},
@@ -23,7 +20,7 @@ use p2p::{
 use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 use tempfile::TempDir;
 
-use super::{ANSWER, MAX_GROWTH_KIB, MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
+use super::{ANSWER, BACK, MAX_GROWTH_KIB, MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
 
 /// Values of a row of minnow.
 const HIDDEN: usize = 256;
@@ -116,11 +113,7 @@ fn frames_that_are_never_finished_hold_little() {
         || limit(&serves, "leases").used > 0
         || limit(&serves, "streams").used > 0
     {
-        assert!(
-            started.elapsed() < PATIENCE,
-            "not everything is back: {}",
-            serves.ask(&["status"])["limits"]
-        );
+        assert!(started.elapsed() < BACK, "not everything is back: {}", serves.ask(&["status"])["limits"]);
         thread::sleep(Duration::from_millis(100));
     }
     println!("everything was back after {:?}", started.elapsed());

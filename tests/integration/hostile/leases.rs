@@ -1,7 +1,9 @@
 //! Requesters that take what they do not use: places without a frame, places that only beacons hold, names of sessions.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
+    io::ErrorKind,
+    net::TcpListener,
     thread,
     time::{Duration, Instant},
 };
@@ -9,9 +11,9 @@ use std::{
 use harness::{Shoal, node::Node};
 use p2p::{
     Config, Event, Events, Identity, Network, Plane,
-    codec::Rounding,
+    codec::{Rounding, Wire},
     wire::{
-        control::{Answer, Ask, Lease, Refusal, Role},
+        control::{Answer, Ask, Contact, Lease, Refusal, Role},
         frame::{Header, Hello, Kind},
     },
 };
@@ -22,20 +24,30 @@ use tempfile::TempDir;
 #[allow(dead_code)]
 mod model;
 
+use super::BACK;
 use model::{Action, Seen, World};
 
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
 /// Longer than any answer takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Values of a row of minnow.
+const HIDDEN: usize = 256;
 /// What the attackers ask for: as long as a lease may last.
 const TTL_MS: u32 = 600_000;
-/// A trace is compared with the model only if it took less: then no lease was lost for want of use meanwhile.
+/// A trace is compared with the model only if it took less: then no lease was lost for want of use meanwhile. One that took
+/// longer is done again under another name.
 const BRISK: Duration = Duration::from_secs(2);
+/// Traces, how many of them must be compared, and how often all that took too long are done again.
+const TRACES: u64 = 40;
+const COMPARED: usize = 30;
+const ROUNDS: u64 = 6;
 
 /// A node that speaks the protocol by hand.
 struct Stranger {
     network: Network,
     victim: NodeId,
+    /// Where the victim is.
+    address: String,
     model: ModelId,
     _events: Events,
 }
@@ -58,10 +70,14 @@ impl Stranger {
             }
         });
         let model = model.await.expect("the node announces itself");
-        Self { network, victim, model, _events: events }
+        Self { network, victim, address: address.to_owned(), model, _events: events }
     }
 
     async fn lease(&self, session: SessionId, epoch: u32) -> Answer {
+        self.lease_to(session, epoch, None).await
+    }
+
+    async fn lease_to(&self, session: SessionId, epoch: u32, next: Option<Contact>) -> Answer {
         let lease = Lease {
             session,
             epoch,
@@ -71,7 +87,7 @@ impl Stranger {
             at: 0,
             rounding: Rounding::NONE,
             kind: SessionKind::DEFAULT,
-            next: None,
+            next,
             previous: None,
             log: false,
             ttl_ms: TTL_MS,
@@ -83,6 +99,29 @@ impl Stranger {
 
     async fn release(&self, session: SessionId, epoch: u32) {
         self.network.ask(self.victim, &Ask::Release { session, epoch }, PATIENCE).await.unwrap();
+    }
+
+    /// Connects again after its connections were closed, until asks are answered.
+    async fn back(&self) {
+        let began = Instant::now();
+        loop {
+            let dialed = self.network.dial(&self.address).await;
+            if dialed.is_ok() && self.network.ask(self.victim, &Ask::Ping, PATIENCE).await.is_ok() {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{dialed:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A row for a session that `whose` has leased.
+    async fn rows(&self, whose: NodeId, session: SessionId, epoch: u32) -> Result<(), p2p::HopError> {
+        let mut stream = self.network.open(self.victim, Plane::Data).await?;
+        let hello = Hello { session: node::sessions::place(whose, session), epoch };
+        let header = Header::activations(Wire::Raw, epoch, 1, 0, 1, HIDDEN).expect("a row");
+        let row = vec![0; header.len as usize];
+        stream.send(&hello.write(), &[]).await?;
+        stream.send(&header.write(), &row).await
     }
 
     /// The first beacon, as an honest requester sends it; the stream must be kept.
@@ -154,11 +193,54 @@ fn places_that_are_not_used_keep_no_requester_out() {
     });
     let began = Instant::now();
     while serves.ask(&["status"])["sessions"].as_u64().is_some_and(|sessions| sessions > 0) {
-        assert!(began.elapsed() < PATIENCE, "{}", serves.ask(&["status"]));
+        assert!(began.elapsed() < BACK, "{}", serves.ask(&["status"]));
         thread::sleep(Duration::from_millis(100));
     }
     println!("all places back after {:?}", began.elapsed());
     answers("after the attack");
+}
+
+#[test]
+fn names_of_sessions_and_addresses_in_leases_give_no_power_over_others() {
+    let folder = TempDir::new().unwrap();
+    let (serves, asks) = pair(&folder);
+    let alone = Shoal::new().json(["run", "--json", "-n", "8", PROMPT], "");
+    let target = TcpListener::bind("127.36.0.1:0").unwrap();
+    target.set_nonblocking(true).unwrap();
+    let runtime = runtime();
+    let strangers = runtime.block_on(async {
+        let (one, other) = (Stranger::meet(143, serves.tcp()).await, Stranger::meet(144, serves.tcp()).await);
+        // The first one takes the name of a session, and the one whose it is gets its place all the same.
+        let session = SessionId::numbered(77);
+        assert!(accepted(&one.lease(session, 9).await));
+        let answer = other.lease(session, 1).await;
+        assert!(accepted(&answer), "its own session: {answer:?}");
+        // What the first one gives back is its own.
+        one.release(session, 9).await;
+        let answer = other.lease(session, 1).await;
+        assert!(accepted(&answer), "given back by another: {answer:?}");
+        other.release(session, 1).await;
+        // A next stage at eight addresses of the stranger's choice, which that node never announced.
+        let port = target.local_addr().unwrap().port();
+        let addresses = (1..=8).map(|host| format!("/ip4/127.36.0.{host}/tcp/{port}")).collect();
+        let next = Contact { node: Identity::from_seed([145; 32]).node(), addresses };
+        let answer = one.lease_to(SessionId::numbered(78), 1, Some(next)).await;
+        assert!(accepted(&answer), "{answer:?}");
+        (one, other)
+    });
+    let answer = asks.ask(&["run", "--via", "swarm", "-n", "8", PROMPT]);
+    assert_eq!(answer["ids"], alone["ids"], "{answer}");
+    // It would have been dialed when the lease was granted.
+    let dialed = target.accept().map(|(_, from)| from);
+    assert_eq!(
+        dialed.map_err(|error| error.kind()),
+        Err(ErrorKind::WouldBlock),
+        "a stranger's target was dialed"
+    );
+    runtime.block_on(async {
+        strangers.0.network.shutdown().await;
+        strangers.1.network.shutdown().await;
+    });
 }
 
 #[test]
@@ -172,10 +254,11 @@ fn orders_of_leases_and_releases_do_at_a_node_what_they_do_in_the_model() {
             (2, Stranger::meet(142, serves.tcp()).await),
         ]);
         let (mut compared, mut grants) = (0, 0);
-        for seed in 0..40 {
+        let mut left: VecDeque<(u64, u64)> = (0..TRACES).map(|seed| (seed, 0)).collect();
+        while let Some((seed, round)) = left.pop_front() {
             let began = Instant::now();
             // Both requesters call their session the same.
-            let session = SessionId::numbered(1_000 + seed);
+            let session = SessionId::numbered(1_000 + TRACES * round + seed);
             let trace = trace(seed);
             let mut world = World::new(2, &model::REQUESTERS);
             let (mut modeled, mut seen) = (Vec::new(), Vec::new());
@@ -195,21 +278,30 @@ fn orders_of_leases_and_releases_do_at_a_node_what_they_do_in_the_model() {
                 assert_eq!(seen, modeled, "seed {seed}: {trace:?}");
                 compared += 1;
                 grants += seen.iter().filter(|seen| **seen == Seen::Granted).count();
+            } else if round + 1 < ROUNDS {
+                left.push_back((seed, round + 1));
             }
         }
         println!("{compared} traces compared, {grants} grants");
-        assert!(compared > 0 && grants > compared, "{compared} traces, {grants} grants");
+        assert!(compared >= COMPARED, "{compared} of {TRACES} traces were compared");
+        assert!(grants > compared, "{compared} traces, {grants} grants");
     });
 }
 
-/// Six leases and releases of either requester under either epoch.
+/// Six things that either requester does under either epoch: leases, releases, rows for the other's session, and connections
+/// that are lost and back before anything is given up for it.
 fn trace(seed: u64) -> Vec<Action> {
     let mut chance = Rng::new(seed);
-    let mut drawn = || {
+    let mut drawn = |_| {
         let (who, epoch) = (1 + chance.below(2) as u64, 1 + chance.below(2) as u32);
-        if chance.happens(0.7) { Action::Lease(who, epoch, false) } else { Action::Release(who, epoch) }
+        match chance.below(10) {
+            0..6 => vec![Action::Lease(who, epoch, false)],
+            6..8 => vec![Action::Release(who, epoch)],
+            8 => vec![Action::Rows(3 - who, who, epoch)],
+            _ => vec![Action::Gone(who), Action::Back(who)],
+        }
     };
-    (0..6).map(|_| drawn()).collect()
+    (0..6).flat_map(&mut drawn).collect()
 }
 
 /// Does at the node what the model did.
@@ -228,6 +320,19 @@ async fn done(parties: &BTreeMap<u64, Stranger>, session: SessionId, action: Act
         },
         Action::Release(who, epoch) => {
             parties[&who].release(session, epoch).await;
+            Seen::Nothing
+        }
+        Action::Rows(from, whose, epoch) => {
+            // It may be refused at any moment.
+            let _ = parties[&from].rows(parties[&whose].network.me(), session, epoch).await;
+            Seen::Nothing
+        }
+        Action::Gone(who) => {
+            parties[&who].network.close(parties[&who].victim).await;
+            Seen::Nothing
+        }
+        Action::Back(who) => {
+            parties[&who].back().await;
             Seen::Nothing
         }
         other => panic!("{other:?} is not sent"),

@@ -6,14 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::{
-    Shoal,
-    node::{Node, PATIENCE},
-};
+use harness::{Shoal, node::Node};
 use tempfile::TempDir;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::{MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
+use super::{BACK, MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
 
 /// What a newcomer may need beyond what it needs without the crowd; 3 s are promised, and this is a debug build on a busy
 /// machine.
@@ -82,7 +79,7 @@ fn newcomers_join_while_silent_sockets_crowd_the_port() {
     // The sockets are still open here, and given up there.
     let started = Instant::now();
     while limit(&serves, "handshakes").used > 0 {
-        assert!(started.elapsed() < PATIENCE, "silent handshakes are not given up");
+        assert!(started.elapsed() < BACK, "silent handshakes are not given up");
         thread::sleep(Duration::from_millis(100));
     }
     drop(held);

@@ -249,7 +249,7 @@ fn agree(
         ),
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining());
+    say!("{}", consent::joining(args.yes));
     confirm(args, serve)
 }
 
@@ -316,7 +316,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
         );
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining());
+    say!("{}", consent::joining(args.yes));
     confirm(args, serve)
 }
 

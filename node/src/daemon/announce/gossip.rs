@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 
 use p2p::{
     Path,
-    path::{path_of, unnamed},
+    home::Said as SaidAddresses,
+    path::unnamed,
     wire::announce::{
         Draft, Link, MAX_AGENT, MAX_LINKS, Offer, PlaceRoom, is_describable, own_operator, seal,
     },
@@ -69,6 +70,8 @@ struct Said {
     at: Millis,
     figures: Figures,
     links: Vec<Link>,
+    /// How this home numbers its network was said.
+    home: bool,
 }
 
 /// When to speak, and what was said last.
@@ -147,6 +150,13 @@ impl Announcer {
         self.trips.get(&node).and_then(|trips| trips.smooth.mean_ms()).map(|ms| 2.0 * ms)
     }
 
+    /// A member announced these addresses. Of one elsewhere how this home numbers its network is not said any more
+    /// ([`p2p::home`]), at once.
+    pub fn heard_of(&mut self, addresses: &[String]) {
+        let home = self.said.as_ref().is_some_and(|said| said.home);
+        self.changed |= home && SaidAddresses::of(addresses).beyond;
+    }
+
     /// Something changed that others should hear of at once.
     pub fn tell(&mut self) {
         self.changed = true;
@@ -212,9 +222,7 @@ impl Announcing {
         if !self.gossip.due(now, &figures) {
             return;
         }
-        let mut addresses = self.node.network.addresses().await;
-        let strangers = self.node.network.peers().await.iter().any(|peer| peer.path >= Path::Direct);
-        addresses.retain(|address| is_said(path_of(address), strangers));
+        let mut addresses = self.node.network.announced_addresses().await;
         addresses.truncate(ADDRESSES);
         // Whose they are, the announcement says once.
         addresses.iter_mut().for_each(|address| *address = unnamed(address, self.node.me).to_owned());
@@ -232,7 +240,8 @@ impl Announcing {
             Err(why) => tracing::warn!(%why, "own announcement refused"),
         }
         self.gossip.changed = false;
-        self.gossip.said = Some(Said { at: now, figures, links: draft.links });
+        let home = SaidAddresses::of(&draft.addresses).home;
+        self.gossip.said = Some(Said { at: now, figures, links: draft.links, home });
     }
 
     fn draft(&self, serving: &Serving, figures: &Figures, addresses: Vec<String>) -> Draft {
@@ -305,13 +314,6 @@ impl Announcing {
         merge_own(&draft, serving, &figures, view, now);
         self.announce(true, serving, view).await;
     }
-}
-
-/// Whether an address over this kind of path is announced. Every member of the swarm reads an announcement: once one of them is
-/// reached over the Internet, how this home numbers its network is not said any more. Who is near hears it from this node
-/// itself, when they connect, or over mDNS.
-fn is_said(path: Path, strangers: bool) -> bool {
-    !strangers || path >= Path::Direct
 }
 
 /// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.

@@ -43,11 +43,18 @@ fn a_cut_that_heals_does_not_make_the_network_slow() {
 }
 
 #[test]
-fn strangers_do_not_hear_of_the_home() {
-    for home in [Path::Loopback, Path::Lan] {
-        assert!(is_said(home, false) && !is_said(home, true), "{home}");
+fn news_of_a_stranger_is_an_occasion_to_say_the_home_no_more() {
+    let (open, home) = (["/ip4/8.8.8.8/tcp/1".to_owned()], ["/ip4/10.0.0.1/tcp/1".to_owned()]);
+    let figures = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
+    for (said_home, heard, told) in
+        [(true, &open, true), (true, &home, false), (false, &open, false), (false, &home, false)]
+    {
+        let mut gossip = Announcer::new(0);
+        gossip.said = Some(Said { at: Millis(0), figures, links: Vec::new(), home: said_home });
+        gossip.changed = false;
+        gossip.heard_of(heard);
+        assert_eq!(gossip.due(Millis(SPACING_MS), &figures), told, "{said_home} {heard:?}");
     }
-    assert!([Path::Direct, Path::Relayed].into_iter().all(|path| is_said(path, true)));
 }
 
 /// An hour of a swarm at rest, and of one whose load flickers.
@@ -66,14 +73,14 @@ fn flicker_is_damped_and_news_is_not() {
         let figures = Figures { queue_ms: 0.4 * flicker, active: 1 + (t / 250 % 2) as u32, ..base };
         if gossip.due(now, &figures) {
             let links = gossip.links();
-            gossip.said = Some(Said { at: now, figures, links });
+            gossip.said = Some(Said { at: now, figures, links, home: false });
             gossip.changed = false;
             said += 1;
         }
     }
     assert_eq!(said, 3_600_000 / REFRESH_MS, "only because it would be forgotten");
     let now = Millis(3_600_000);
-    gossip.said = Some(Said { at: now, figures: base, links: gossip.links() });
+    gossip.said = Some(Said { at: now, figures: base, links: gossip.links(), home: false });
     let later = |ms: u64| Millis(now.0 + ms);
     let busy = Figures { active: 9, queue_ms: 20.0, ..base };
     assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &busy) && gossip.due(later(LOAD_SPACING_MS), &busy));
