@@ -152,11 +152,9 @@ impl Leases {
                     feedback.refused(node, model, Refusal::Busy, &[]);
                     Err(Failure::Late)
                 }
-                Err(HopError::Closed) => {
-                    // A node of before closes the stream at a kind that it does not know.
-                    feedback.lacks(node, model, kind);
-                    Err(Failure::Closed)
-                }
+                // A node of before closes the stream at a kind that it does not know, and so does one that dies: the next
+                // prompt asks again.
+                Err(HopError::Closed) => Err(Failure::Closed),
             };
             let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer, load }).await;
         });

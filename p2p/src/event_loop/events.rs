@@ -271,11 +271,11 @@ impl EventLoop {
                 tokio::spawn(async move { links.accept(stream).await });
             }
             Lane::Linked => {
-                let neighbor = self.local.links.of(from);
-                let neighbor = neighbor.filter(|neighbor| neighbor.connection == stream.connection());
-                let Some(neighbor) = neighbor else { return };
-                let reporter = self.reporter.clone();
+                let (links, reporter) = (self.local.links.clone(), self.reporter.clone());
                 tokio::spawn(async move {
+                    let neighbor = links.agreed(from).await;
+                    let neighbor = neighbor.filter(|neighbor| neighbor.connection == stream.connection());
+                    let Some(neighbor) = neighbor else { return };
                     let linked = tokio::time::timeout(IDENTIFY, stream.linked(neighbor, false)).await;
                     if let Ok(Ok(stream)) = linked {
                         // A loop that has stopped takes no streams.

@@ -258,6 +258,20 @@ impl Links {
     pub(crate) fn of(&self, node: NodeId) -> Option<Arc<Neighbor>> {
         self.0.as_ref()?.linked(node)
     }
+
+    /// The same, where this node may be agreeing on the session still: its neighbor's first stream can come before its word.
+    pub(crate) async fn agreed(&self, node: NodeId) -> Option<Arc<Neighbor>> {
+        let shared = self.0.as_ref()?;
+        let dialing = match shared.table().peers.get(&node) {
+            Some(Peer::Dialing(agreed)) => Some(agreed.clone()),
+            _ => None,
+        };
+        if let Some(mut agreed) = dialing {
+            // Agreed, refused or late: the table says.
+            let _ = tokio::time::timeout(AGREE, agreed.changed()).await;
+        }
+        shared.linked(node)
+    }
 }
 
 fn refused(why: &str) -> HopError {
