@@ -15,6 +15,7 @@ use crate::doors::Doors;
 use crate::error::{Error, Result};
 use crate::gossip::{self, Gossipsub};
 use crate::governor::Governor;
+use crate::introduction::Introduction;
 use crate::link::behaviour as link;
 use crate::relay::Relay;
 use crate::watch::Watch;
@@ -43,7 +44,7 @@ pub(crate) struct Behaviour {
     /// Announcements.
     pub gossip: Gossipsub,
     /// Who speaks, which swarm, which addresses.
-    pub identify: identify::Behaviour,
+    pub identify: Introduction,
     /// Round trips.
     pub ping: ping::Behaviour,
     /// Finds peers, and who holds a model.
@@ -91,11 +92,12 @@ impl Behaviour {
             doors: Doors::new(governor.clone()),
             link: link::Behaviour::new(names.clone(), governor.clone(), limits.streams_per_peer),
             gossip: gossip::behaviour(config, names)?,
-            identify: identify::Behaviour::new(
+            identify: Introduction::new(
                 identify::Config::new(names.version.clone(), key)
                     .with_agent_version(with_life(&config.agent)?)
                     .with_push_listen_addr_updates(true)
                     .with_cache_size(0),
+                config.loopback_only,
             ),
             ping: ping::Behaviour::new(
                 ping::Config::new().with_interval(PING_EVERY).with_timeout(PING_TIMEOUT),

@@ -71,6 +71,8 @@ mod gossip;
 #[cfg(feature = "net")]
 pub mod home;
 #[cfg(feature = "net")]
+mod introduction;
+#[cfg(feature = "net")]
 mod named;
 #[cfg(feature = "net")]
 mod peers;

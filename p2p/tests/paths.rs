@@ -256,3 +256,66 @@ async fn a_relay_behind_a_relay_is_refused() {
         "{refused:?}"
     );
 }
+
+/// What a node that listens on this host says of itself to one that dials `at`, of the same swarm and with no other ties.
+async fn told(swarm: p2p::SwarmId, at: &str) -> Vec<String> {
+    use futures::StreamExt;
+    use libp2p::swarm::{NetworkBehaviour, SwarmEvent};
+    use libp2p::{identify, noise, relay, tcp, yamux};
+
+    #[derive(NetworkBehaviour)]
+    struct Stranger {
+        client: relay::client::Behaviour,
+        identify: identify::Behaviour,
+    }
+    let version = format!("/shoal/{swarm}/{}", p2p::config::VERSION);
+    let mut stranger = libp2p::SwarmBuilder::with_new_identity()
+        .with_tokio()
+        .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
+        .unwrap()
+        .with_relay_client(noise::Config::new, yamux::Config::default)
+        .unwrap()
+        .with_behaviour(|key, client| {
+            let identify = identify::Behaviour::new(identify::Config::new(version, key.public()));
+            Stranger { client, identify }
+        })
+        .unwrap()
+        .build();
+    let at: libp2p::Multiaddr = at.parse().unwrap();
+    let Some(libp2p::multiaddr::Protocol::P2p(meant)) = at.iter().last() else {
+        panic!("{at} names no node")
+    };
+    stranger.dial(at).unwrap();
+    let introduced = async {
+        loop {
+            match stranger.select_next_some().await {
+                SwarmEvent::Behaviour(StrangerEvent::Identify(identify::Event::Received {
+                    peer_id,
+                    info,
+                    ..
+                })) if peer_id == meant => break info.listen_addrs,
+                SwarmEvent::OutgoingConnectionError { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+    };
+    let told = tokio::time::timeout(PATIENCE, introduced).await.expect("it introduces itself");
+    told.iter().map(ToString::to_string).collect()
+}
+
+/// A relay says nothing of where its peer is: who comes through it hears no address of this host.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_is_said_to_who_is_near_and_to_no_stranger() {
+    let (relay, _of_relay) = node(Config { relay: true, ..config(1, TCP) }).await;
+    let relays = vec![address(&relay).await];
+    // As nodes are outside of tests: what is connected to it may be anywhere.
+    let anywhere = Config { loopback_only: false, mdns: false, upnp: false, relays, ..config(2, TCP) };
+    let swarm = anywhere.swarm;
+    let (home, mut of_home) = node(anywhere).await;
+    let through = circuit(&mut of_home).await;
+    let near = address(&home).await;
+    let bare = near.split("/p2p/").next().unwrap();
+    let said = told(swarm, &near).await;
+    assert!(said.iter().any(|address| address == bare), "{near} of {said:?}");
+    assert_eq!(told(swarm, &through).await, [""; 0], "through {through}");
+}
