@@ -23,6 +23,7 @@ const CALM: Faults = Faults {
     notice: true,
     shadows: 0.6,
     drafts: 0,
+    cut: false,
 };
 
 #[test]
@@ -83,6 +84,41 @@ fn a_frozen_stage_is_not_waited_for() {
         );
         assert!(met.len() as u64 > seeds(4_000) / 10, "{} freezes were met", met.len());
         assert!(at(0.99) <= bound, "{} ms", at(0.99));
+    }
+}
+
+/// One way between any two of those that compute is cut at any moment, and stays so; what goes the other way is acknowledged
+/// no more. With a shadow no answer stands for a second.
+#[test]
+fn a_way_that_is_cut_is_gone_round() {
+    for (shadows, bound) in [(1.0, 1_000), (0.0, 1_600)] {
+        let mut stalls = Vec::new();
+        for seed in 0..seeds(4_000) {
+            let (end, _, world) = run(seed, Faults { cut: true, shadows, ..CALM });
+            assert_eq!((end, world.tokens.len() as u32), (End::Length, PROMPT + WANTED), "seed {seed}");
+            let (way, since) = world.cut.unwrap();
+            let begins = [0].into_iter().chain(world.stalls.iter().copied());
+            let gaps = begins.zip(&world.stalls).map(|(before, after)| after - before);
+            let stall = gaps.max().unwrap();
+            if std::env::var_os("SHOAL_FIGURES").is_some() && stall > 700 {
+                println!("shadows {shadows}, seed {seed}: {way:?} since {since}: {stall} ms");
+            }
+            stalls.push(stall);
+        }
+        stalls.sort_unstable();
+        // A way that carries nothing but acknowledgements may be cut near the end.
+        let met = &stalls[stalls.partition_point(|ms| *ms < 150)..];
+        let at = |share: f64| met[((met.len() - 1) as f64 * share) as usize];
+        println!(
+            "shadows {shadows}: n {}, p50 {} ms, p95 {} ms, p99 {} ms, most {} ms",
+            met.len(),
+            at(0.5),
+            at(0.95),
+            at(0.99),
+            at(1.0)
+        );
+        assert!(met.len() as u64 > seeds(4_000) / 3, "{} cuts were met", met.len());
+        assert!(at(0.95) <= bound, "{} ms", at(0.95));
     }
 }
 

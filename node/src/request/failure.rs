@@ -97,8 +97,13 @@ impl RequestDriver {
         }
     }
 
-    /// Asks a node whether it is there.
+    /// Asks a node whether it is there, over the network's own plane, and how far its inputs have come, the way that they come.
     pub(super) fn ping(&mut self, node: NodeId) {
+        let epoch = self.state.machine.epoch();
+        if self.state.outboxes.is_open(node, epoch) {
+            let runs: Vec<Segment> = self.state.machine.segments().filter(|at| at.node == node).collect();
+            runs.into_iter().for_each(|at| self.state.ask_how_far(node, epoch, at.layers));
+        }
         let (network, orders, there) =
             (self.state.means.network.clone(), self.state.orders.clone(), self.state.plan.contact(node));
         if node == self.state.means.me {

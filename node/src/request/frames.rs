@@ -143,6 +143,10 @@ impl RequestDriver {
             Kind::Beacon if self.state.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::Beacon { stage, epoch }]
             }
+            Kind::Waits if self.state.segment(stage).is_some_and(|segment| segment.node == from) => {
+                let given_here = self.state.is_given_here(stage);
+                vec![Event::Waits { stage, epoch, have: header.from, given_here }]
+            }
             // It computes; whom it cannot reach is likelier to be gone than it is to lie.
             Kind::Unreachable => match self.state.segment(stage + 1) {
                 Some(next) if next.node != self.state.means.me => {

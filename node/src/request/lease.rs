@@ -2,12 +2,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use bytes::Bytes;
 use p2p::{
     HopError,
     wire::{
         control::{Answer, Ask, Lease, Refusal, Role},
-        frame::{Header, Kind},
         prefix::Beginning,
     },
 };
@@ -193,8 +191,7 @@ impl Leases {
         if node == state.means.me || epoch < state.machine.epoch() {
             return;
         }
-        let header = Header::signal(Kind::Beacon, epoch, layers.start(), 0, 0);
-        state.send(node, header, Bytes::new());
+        state.ask_how_far(node, epoch, layers);
     }
 
     /// Asks a node for its bill, then lets it go.

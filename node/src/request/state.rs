@@ -130,6 +130,13 @@ impl RequestState {
         Some((Case { layers, rounding, kind, hidden, inputs: (wire, inputs.to_vec()), output }, said))
     }
 
+    /// Whether this node gives a stage its inputs, and no other one before it: see [`Leases::ask`](super::lease::Leases::ask).
+    pub(super) fn is_given_here(&self, stage: usize) -> bool {
+        let before = stage.checked_sub(1).and_then(|before| self.segment(before));
+        let own = self.segment(stage).map(|segment| segment.node);
+        before.is_none_or(|before| before.node == self.means.me || Some(before.node) == own)
+    }
+
     /// Whether a node runs a segment.
     pub(super) fn runs(&self, node: NodeId) -> bool {
         self.machine.segments().any(|segment| segment.node == node)
@@ -214,6 +221,12 @@ impl RequestState {
         };
         self.report.wire_bytes.0 += bytes.len() as u64;
         self.send(node, header, bytes);
+    }
+
+    /// Says to a node that runs `layers` that it is needed, and asks how far its inputs have come.
+    pub(super) fn ask_how_far(&mut self, node: NodeId, epoch: u32, layers: LayerRange) {
+        let known = self.tokens.len().max(1) as u32;
+        self.send(node, Header::signal(Kind::Beacon, epoch, layers.start(), known, 0), Bytes::new());
     }
 
     /// Sends a node a frame as it is.

@@ -99,6 +99,11 @@ impl PeerStreams {
         outbox.send(header, payload);
     }
 
+    /// Whether there is a way out to `node` under this epoch: it has promised to read what comes.
+    pub fn is_open(&self, node: NodeId, epoch: u32) -> bool {
+        self.open.get(&node).is_some_and(|outbox| outbox.epoch == epoch)
+    }
+
     /// Closes the outbox to `node`, if there is one: what is queued is sent, and how that goes is not reported.
     pub fn close(&mut self, node: NodeId) {
         self.open.remove(&node);

@@ -29,6 +29,11 @@ impl Inputs {
         (self.reached, self.given) = (have, 0);
     }
 
+    /// Inputs below this position have come.
+    pub(super) fn reached(&self) -> u32 {
+        self.reached
+    }
+
     /// The latest attempt.
     pub(super) fn attempt(&self) -> u16 {
         self.attempts.attempt()

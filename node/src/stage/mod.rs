@@ -180,7 +180,7 @@ impl Stage {
                 Some(output) = doors.outputs.recv() => running.output(output).await,
                 Some(order) = doors.orders.recv() => if running.order(order).await { break },
                 Some(arrival) = doors.frames.recv(), if running.is_ready() => running.arrival(arrival).await,
-                _ = beacon.tick(), if running.jobs > 0 || running.settling.is_some() => running.beacon(),
+                _ = beacon.tick() => running.beacon(),
                 _ = look.tick(), if running.jobs == 0 => running.neighbors.look(running.idle_since, running.stage.requester, &running.leases),
                 () = sleep_until(expires) => break,
             }
@@ -322,6 +322,12 @@ impl Running {
             if header.kind == Kind::Beacon && self.signed.is_none() {
                 self.signed = Some((Sign::Beacon, Instant::now()));
                 self.sign(Sign::Beacon).await;
+            }
+            if header.kind == Kind::Beacon && header.from > 0 {
+                self.neighbors.listens();
+                if self.jobs == 0 {
+                    self.say_waiting(header.layer);
+                }
             }
             return;
         }
@@ -481,10 +487,26 @@ impl Running {
         }
     }
 
+    /// Says that it computes, or that nothing comes.
     fn beacon(&mut self) {
+        let computes = self.jobs > 0 || self.settling.is_some();
+        if !computes && !self.neighbors.is_told_of_waiting(self.idle_since) {
+            return;
+        }
         let starts: Vec<u32> = self.leases.all().map(|lease| lease.layers.start()).collect();
         for start in starts {
-            self.tell_requester(Kind::Beacon, start, 0, Bytes::new());
+            match computes {
+                true => self.tell_requester(Kind::Beacon, start, 0, Bytes::new()),
+                false => self.say_waiting(start),
+            }
+        }
+    }
+
+    /// Tells the requester how far the inputs of the segment that starts at `layer` have come. One that follows waits for nothing.
+    fn say_waiting(&mut self, layer: u32) {
+        let runs = self.leases.get(layer).is_some_and(|lease| lease.role == Role::Stage);
+        if let Some(inputs) = self.inputs.get(&layer).filter(|_| runs && self.replay.is_empty()) {
+            self.tell_requester(Kind::Waits, layer, inputs.reached(), Bytes::new());
         }
     }
 

@@ -52,7 +52,8 @@ pub enum Kind {
     Activations = 0,
     /// The sender's KV for `layer` ends at `from`, before the first position it was given. No payload.
     NeedReplay = 1,
-    /// The sender is alive and computing. No payload.
+    /// The sender is alive and computing. From a requester to a stage: the session needs it; with a position `from` that is not 0
+    /// the stage is asked how far its inputs have come ([`Kind::Waits`]), which a stage of before does not answer. No payload.
     Beacon = 2,
     /// The sender cannot serve this session any more. The payload says why, at most [`MAX_REASON`] bytes of UTF-8.
     Failed = 3,
@@ -67,11 +68,14 @@ pub enum Kind {
     Unreachable = 7,
     /// What the stage before sent from the position `from` on is nothing that can be computed with. No payload.
     Garbled = 8,
+    /// The sender computes nothing, and its inputs have come up to the position `from`. Only to a requester that asked for it by a
+    /// beacon: one of before does not know it. No payload.
+    Waits = 9,
 }
 
 impl Kind {
     /// All kinds, by their byte.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Activations,
         Self::NeedReplay,
         Self::Beacon,
@@ -81,6 +85,7 @@ impl Kind {
         Self::Feed,
         Self::Unreachable,
         Self::Garbled,
+        Self::Waits,
     ];
 
     /// Whether it carries hidden states.
@@ -261,7 +266,9 @@ impl Header {
                 let row = len / self.rows as usize;
                 len > 0 && len <= MAX_FRAME && codec::row_width(self.wire, row).is_some_and(|w| self.fits(w))
             }
-            Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable | Kind::Garbled => len == 0,
+            Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable | Kind::Garbled | Kind::Waits => {
+                len == 0
+            }
             Kind::Failed => len <= MAX_REASON,
             Kind::Commit => len == COMMIT_LEN,
         };

@@ -220,6 +220,7 @@ fn samples() -> Vec<Sample> {
         ),
         ("need-replay", Header::signal(Kind::NeedReplay, 3, 4, 16, 0).write().to_vec(), header),
         ("beacon", Header::signal(Kind::Beacon, 3, 4, 17, 0).write().to_vec(), header),
+        ("waits", Header::signal(Kind::Waits, 3, 4, 16, 0).write().to_vec(), header),
         ("failed", failed.write().to_vec(), header),
         ("bye", Header::signal(Kind::Bye, 3, 0, 0, 0).write().to_vec(), header),
         ("commit", Header::signal(Kind::Commit, 3, 4, 16, frame::COMMIT_LEN).write().to_vec(), header),

@@ -38,6 +38,11 @@ impl Liveness {
         }
     }
 
+    /// It said something of what it was given so long ago, and had said before that it waited for that: it was not lost.
+    pub fn took(&mut self, ms: u64) {
+        self.answers.add(ms.min(MOST_ANSWER_MS) as f64);
+    }
+
     /// How long it may be silent, ms; `least` without a past.
     pub fn silence_ms(&self, least: u64) -> u64 {
         let usual = self.answers.p99_ms().map_or(0, |ms| ms as u64);

@@ -45,7 +45,7 @@ impl Session {
             }
             let stage = &mut self.stages.list[stage];
             stage.done = stage.done.min(from);
-            stage.heard = now;
+            stage.give(now);
             tokens = tokens.max(if stage.kept { known } else { known - from });
         }
         self.phase = Phase::Stepping;
@@ -63,9 +63,13 @@ impl Session {
         Action::Send { stage, epoch: self.epoch.number, attempt: self.epoch.attempt, node, from, to }
     }
 
-    /// Gives the shadow of a stage the frame that the stage was given. False when there is none, or nothing to give.
+    /// Gives the shadow of a stage the frame that the stage was given, and before it what the log lacks of the stage's outputs: of a stage
+    /// that is not heard here, and that the next one hears, they have not come. False when there is no shadow, or nothing to give.
     pub(super) fn send_shadow(&self, stage: usize, actions: &mut Vec<Action>) -> bool {
-        let (from, to) = self.owed(stage);
+        let (mut from, to) = self.owed(stage);
+        if stage + 1 < self.stages.list.len() {
+            from = from.min(self.logged(stage + 1));
+        }
         let shadow = self.stages.list[stage].shadow;
         let Some(node) = shadow.filter(|_| from < to && !self.stages.lazy) else { return false };
         actions.push(self.send(stage, node, from, to));
@@ -135,20 +139,50 @@ impl Session {
             return;
         }
         self.stages.note_logged(entered, to);
-        self.stages.list[stage + 1].heard = now;
+        self.stages.list[stage + 1].give(now);
         if complete && self.phase == Phase::Stepping {
             self.patience.stage_done(now, own);
             self.wait_for(now, stage + 1);
             if self.patience.suspected().is_some_and(|suspect| suspect.0 == stage + 1) {
                 self.send_shadow(stage + 1, actions);
             }
+            if self.stages.is_bypassed(stage + 1) {
+                self.send_again(stage + 1, actions);
+            }
+        }
+    }
+
+    /// A stage is there, computes nothing, and has got its inputs below `have`. Others that it was given long enough ago are lost on
+    /// the way: it is given them from here, and when that is who gave them, another node does its work.
+    pub(super) fn waits(
+        &mut self,
+        now: Millis,
+        stage: usize,
+        have: u32,
+        given_here: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        self.stages.list[stage].alive = now;
+        let (from, to) = self.owed(stage);
+        let awaited = self.stages.unfinished(self.reach()) == Some(stage) && from < to && have < to;
+        self.stages.list[stage].lacks |= awaited;
+        if !awaited || !self.patience.is_lost(now, &self.stages.list[stage], to - from) {
+            return;
+        }
+        if !given_here && !self.stages.is_bypassed(stage) {
+            self.stages.bypass(stage);
+            self.stages.list[stage].give(now);
+            actions.push(self.send(stage, self.stages.node(stage), from.max(have), to));
+        } else if self.patience.may_move_on(now, &self.stages.list[stage]) {
+            self.recover(now, stage, Failure::Late, actions);
         }
     }
 
     /// A stage's own node said something about its work.
     pub(super) fn speaks(&mut self, now: Millis, stage: usize) {
         self.stages.list[stage].heard = now;
-        self.patience.speaks(now, stage, self.stages.node(stage));
+        self.patience.speaks(now, stage, &self.stages.list[stage]);
+        self.stages.list[stage].lacks = false;
     }
 
     /// The last stage drew `sampled` from `position` on; whether that ends the text, and how many tokens are drafted to follow.
@@ -203,6 +237,10 @@ impl Session {
             self.replays = 0;
             if let Some(stage) = self.patience.next_step(now) {
                 return self.recover(now, stage, Failure::Silent, actions);
+            }
+            if let Some((stage, _)) = self.patience.suspected() {
+                // Whether it hears: what it says may come although it does not.
+                self.ask(now, stage, actions);
             }
             let gray = self.stages.list.iter().position(|stage| self.patience.is_gray(stage.segment));
             match gray {

@@ -23,6 +23,9 @@
 //! times a second. No answer for [`SILENCE_MS`](crate::recover::SILENCE_MS) and the network's part makes it *suspect*: its shadow gets the frame, and
 //! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
 //! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. One that
+//! waits says how far its inputs have come ([`Event::Waits`]): what it was given long enough ago is lost, and it is given that
+//! by the requester from then on, past the stage before it; where the requester is who does not reach it, its shadow takes over. A node whose words
+//! come while pings to it are not answered does not hear: what it says clears it of no suspicion. One that
 //! is reached another way than before ([`Event::Detoured`]) is asked and sent again at once what it owes. A look that comes late proves that this machine slept and nothing else.
 //!
 //! What a stage promises (the other end of this machine): a frame names session, epoch, attempt and positions `[from, to)`.
@@ -217,8 +220,13 @@ impl Session {
                     self.speaks(now, stage);
                 }
             }
+            Event::Waits { stage, epoch, have, given_here } => {
+                if self.live(stage, epoch) && self.phase == Phase::Stepping {
+                    self.waits(now, stage, have, given_here, &mut actions);
+                }
+            }
             Event::Pong { node } => {
-                self.patience.answered(now, node);
+                self.patience.ponged(now, node);
                 for stage in self.stages.list.iter_mut().filter(|stage| stage.segment.node == node) {
                     stage.alive = now;
                 }
@@ -285,17 +293,21 @@ impl Session {
             Look::Wait => {}
             Look::Ask(stages) => {
                 for stage in stages {
-                    let stage = &self.stages.list[stage];
-                    if stage.quiet_ms(now) >= LOOK_MS {
-                        let node = stage.segment.node;
-                        self.patience.asked(now, node);
-                        actions.push(Action::Ping { node });
+                    if self.stages.list[stage].unheard_ms(now) >= LOOK_MS {
+                        self.ask(now, stage, actions);
                     }
                 }
             }
             Look::SendAgain(stage) => self.send_again(stage, actions),
             Look::Recover(stage, failure) => self.recover(now, stage, failure, actions),
         }
+    }
+
+    /// Asks the node of a stage whether it is there.
+    fn ask(&mut self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
+        let node = self.stages.node(stage);
+        self.patience.asked(now, node);
+        actions.push(Action::Ping { node });
     }
 
     /// A node is reached another way than before. What it owes it may never have been asked for: it is asked again for its

@@ -86,6 +86,18 @@ pub enum Event {
         /// Under which epoch.
         epoch: u32,
     },
+    /// A stage's own node says that it is there, computes nothing, and how far its inputs have come: an acknowledgement that
+    /// travels another way than what it acknowledges.
+    Waits {
+        /// Index of the stage.
+        stage: usize,
+        /// Under which epoch.
+        epoch: u32,
+        /// Inputs below this position have come.
+        have: u32,
+        /// Whether the requester itself gives it its inputs, and no stage before it.
+        given_here: bool,
+    },
     /// A node failed, as far as the transport can tell.
     Failed {
         /// Which.

@@ -1,6 +1,6 @@
 //! The stages of a request: who runs what, what each holds, who stands by, and what is logged of their inputs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Standbys;
 use crate::recover::Options;
@@ -16,8 +16,11 @@ pub(super) struct Stage {
     pub(super) done: u32,
     /// When it last had something to say about its work, or was given some.
     pub(super) heard: Millis,
-    /// When its node last answered a ping.
+    /// When its node last answered a ping, or said that it waits.
     pub(super) alive: Millis,
+    /// When it was last given inputs, and whether it said since that they have not come.
+    pub(super) given: Millis,
+    pub(super) lacks: bool,
     pub(super) shadow: Option<NodeId>,
     cover: Vec<Segment>,
     /// What it says it has, it may still have to compute: it kept the log.
@@ -32,10 +35,22 @@ impl Stage {
             done: 0,
             heard: Millis(0),
             alive: Millis(0),
+            given: Millis(0),
+            lacks: false,
             shadow: None,
             cover: Vec::new(),
             kept: false,
         }
+    }
+
+    /// It is given inputs; until it can say something of them it is not silent.
+    pub(super) fn give(&mut self, now: Millis) {
+        (self.heard, self.given, self.lacks) = (now, now, false);
+    }
+
+    /// How long its node has said nothing of its work.
+    pub(super) fn unheard_ms(&self, now: Millis) -> u64 {
+        now.since(self.heard)
     }
 
     /// How long its node has said nothing, not even that it is there.
@@ -59,12 +74,15 @@ pub(super) struct Stages {
     log: BTreeMap<u32, u32>,
     /// Caches computed from a lie: from here on no stage keeps its own.
     tainted: u32,
+    /// Who does not get what whom gives it: the requester gives it that as well.
+    bypassed: BTreeSet<(NodeId, NodeId)>,
 }
 
 impl Stages {
     /// None yet.
     pub(super) fn new() -> Self {
-        Self { list: Vec::new(), lazy: false, log: BTreeMap::new(), tainted: u32::MAX }
+        let (list, log, bypassed) = Default::default();
+        Self { list, lazy: false, log, tainted: u32::MAX, bypassed }
     }
 
     /// Those of another route; what is logged stays.
@@ -85,6 +103,22 @@ impl Stages {
     /// Who runs a stage.
     pub(super) fn node(&self, stage: usize) -> NodeId {
         self.list[stage].segment.node
+    }
+
+    /// From the node before a stage to its own.
+    fn hop(&self, stage: usize) -> Option<(NodeId, NodeId)> {
+        Some((self.node(stage.checked_sub(1)?), self.node(stage)))
+    }
+
+    /// The stage before this one does not reach it; as long as the two nodes follow each other it is given its inputs from here too.
+    pub(super) fn bypass(&mut self, stage: usize) {
+        let hop = self.hop(stage);
+        self.bypassed.extend(hop);
+    }
+
+    /// Whether a stage is given its inputs from here as well.
+    pub(super) fn is_bypassed(&self, stage: usize) -> bool {
+        self.hop(stage).is_some_and(|hop| self.bypassed.contains(&hop))
     }
 
     /// The first stage that a node runs.

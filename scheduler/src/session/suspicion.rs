@@ -8,6 +8,10 @@
 //!   lost  SILENCE_MS      a pong, no beacon:   it does not compute what it was sent, so that was lost: it is sent again
 //!   due   its patience    talks, but is late:  looked at again while beacons come, STALLING times its patience at most
 //! ```
+//!
+//! Silence is of one direction, and so is a cut. Two acknowledgements tell them apart: what a stage says that it has got
+//! ([`Patience::is_lost`]), and whether it answers pings while other words of it come ([`Patience::is_deaf`]). Over a connection that loses
+//! one way's acknowledgements frames still arrive, ever later, so what a deaf node says does not clear it of a suspicion.
 
 use std::collections::BTreeMap;
 
@@ -82,6 +86,8 @@ pub(super) struct Patience {
     detectors: BTreeMap<(NodeId, u32), Detector>,
     /// How long nodes take to say that they are there.
     liveness: BTreeMap<NodeId, Liveness>,
+    /// Since when a ping to a node has not been answered.
+    unanswered: BTreeMap<NodeId, Millis>,
     /// How late this machine looks, ms: what it is late by, others are not silent.
     lag: RoundTrip,
     rtt_p99_ms: f64,
@@ -102,6 +108,7 @@ impl Patience {
             stretches: 0,
             detectors: BTreeMap::new(),
             liveness: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             lag: RoundTrip::default(),
             rtt_p99_ms,
         }
@@ -219,20 +226,50 @@ impl Patience {
         self.suspect
     }
 
-    /// A stage's own node said something about its work.
-    pub(super) fn speaks(&mut self, now: Millis, stage: usize, node: NodeId) {
-        self.answered(now, node);
-        self.suspect = self.suspect.filter(|suspect| suspect.0 != stage);
+    /// The own node of a stage said something about its work. That clears it only if it hears as well.
+    pub(super) fn speaks(&mut self, now: Millis, at: usize, stage: &Stage) {
+        let liveness = self.liveness.entry(stage.segment.node).or_default();
+        liveness.answered(now);
+        if stage.lacks {
+            liveness.took(now.since(stage.given));
+        }
+        if !self.is_deaf(now, stage) {
+            self.suspect = self.suspect.filter(|suspect| suspect.0 != at);
+        }
     }
 
-    /// A node said that it is there.
-    pub(super) fn answered(&mut self, now: Millis, node: NodeId) {
+    /// A node said that it is there, because it was asked.
+    pub(super) fn ponged(&mut self, now: Millis, node: NodeId) {
         self.liveness.entry(node).or_default().answered(now);
+        self.unanswered.remove(&node);
     }
 
     /// A node is asked whether it is.
     pub(super) fn asked(&mut self, now: Millis, node: NodeId) {
         self.liveness.entry(node).or_default().asked(now);
+        self.unanswered.entry(node).or_insert(now);
+    }
+
+    /// Whether the node of a stage has not answered for longer than it may be silent, whatever else it says.
+    fn is_deaf(&self, now: Millis, stage: &Stage) -> bool {
+        let since = self.unanswered.get(&stage.segment.node);
+        since.is_some_and(|since| now.since(*since) >= self.silence_of(stage))
+    }
+
+    /// Whether the `rows` that a stage was given and says it has not got are lost: they would have come by now, as long as such a stage
+    /// took before.
+    pub(super) fn is_lost(&self, now: Millis, stage: &Stage, rows: u32) -> bool {
+        let lag = self.lag.p99_ms().map_or(0, |ms| ms as u64);
+        let known = self.liveness.get(&stage.segment.node).copied().unwrap_or_default();
+        // All of them, one after the other: the first ones of a long prompt may be computed before the last ones are there.
+        let way = known.silence_ms(LOOK_MS + self.rtt_p99_ms as u64 + lag);
+        let way = way + ROW_MS * u64::from(rows.saturating_sub(1));
+        rows <= MOST_AGAIN && now.since(stage.given) >= way
+    }
+
+    /// Whether what was done last for the running step has had its time.
+    pub(super) fn may_move_on(&self, now: Millis, stage: &Stage) -> bool {
+        self.hedged.is_none_or(|since| now.since(since) >= self.silence_of(stage))
     }
 
     /// How long a node that is waited for may say nothing at all.
@@ -278,7 +315,7 @@ impl Patience {
         let silence = self.silence_of(stage);
         let (unheard, quiet) = (now.since(stage.heard), stage.quiet_ms(now));
         let rows = stages.logged(at, reach).min(reach).saturating_sub(stage.done);
-        if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
+        if quiet >= silence && self.may_move_on(now, stage) {
             let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
             Look::Recover(at, failure)
         } else if self.has_lost(now, stage, rows) {
@@ -290,7 +327,7 @@ impl Patience {
                 // What is sent to it is lost again, whichever node sends it. A shadow that was asked has its time first.
                 Some(again)
                     if (stage.heard > again || now.since(again) >= silence)
-                        && self.hedged.is_none_or(|since| now.since(since) >= silence) =>
+                        && self.may_move_on(now, stage) =>
                 {
                     Look::Recover(at, Failure::Late)
                 }

@@ -119,6 +119,25 @@ fn who_is_reached_another_way_is_asked_again() {
     assert_eq!(session.step(Millis(210), Event::Detoured { node: second }), [], "it says that it computes");
 }
 
+/// A stage that waits has not got what the one before it sent: that goes past the cut, at once in later steps.
+#[test]
+fn what_a_waiting_stage_lacks_goes_past_the_stage_before_it() {
+    let id = SessionId::numbered(1);
+    let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &Standbys::default(), 0.0);
+    (0..3).for_each(|stage| drop(session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 })));
+    let (first, second) = (NodeId::numbered(1), NodeId::numbered(2));
+    let done = |stage, node, to| Event::Boundary { stage, node, epoch: 1, attempt: 0, to };
+    let waits = |have| Event::Waits { stage: 1, epoch: 1, have, given_here: false };
+    let sent = |from, to| Action::Send { stage: 1, epoch: 1, attempt: 0, node: second, from, to };
+    session.step(Millis(4), done(0, first, 3));
+    assert_eq!(session.step(Millis(60), waits(0)), [], "it may be on its way");
+    assert_eq!(session.step(Millis(150), waits(1)), [sent(1, 3)]);
+    assert_eq!(session.step(Millis(160), waits(3)), [], "it has come");
+    session.step(Millis(170), done(1, second, 3));
+    session.step(Millis(171), one(1, 3, 7));
+    assert_eq!(session.step(Millis(175), done(0, first, 4)), [sent(3, 4)]);
+}
+
 /// A node may run one segment and have no room to follow another.
 #[test]
 fn who_does_not_follow_goes_on_as_a_stage() {

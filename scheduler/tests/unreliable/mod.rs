@@ -67,6 +67,19 @@ enum Message {
     Ping {
         node: NodeId,
     },
+    /// How far the inputs of a stage have come.
+    Question {
+        node: NodeId,
+        layers: u32,
+        epoch: u32,
+    },
+    /// A stage had so many inputs a while ago.
+    Idle {
+        node: NodeId,
+        layers: u32,
+        epoch: u32,
+        have: u32,
+    },
     Short {
         node: NodeId,
         event: Event,
@@ -85,7 +98,18 @@ pub struct Faults {
     pub shadows: f64,
     /// Tokens that a step drafts at most, some of them wrong.
     pub drafts: u32,
+    /// Whether one way between two that compute is cut.
+    pub cut: bool,
 }
+
+/// From whom to whom; the requester is none of the nodes.
+type Way = (Option<NodeId>, Option<NodeId>);
+
+const HERE: Option<NodeId> = None;
+/// When what was not acknowledged is sent again for the first time, as kernels do.
+const RETRANSMIT_MS: u64 = 200;
+/// A stage that nothing has come to for so long says that it waits, and again each [`BEACON_MS`].
+const IDLE_MS: u64 = 200;
 
 pub struct World {
     chance: Rng,
@@ -105,6 +129,8 @@ pub struct World {
     answer: Vec<u32>,
     pub drafted: (u32, u32),
     trouble: Vec<(u64, NodeId, bool)>,
+    /// Which way is cut, and since when.
+    pub cut: Option<(Way, u64)>,
     end: Option<End>,
     pub stalls: Vec<u64>,
 }
@@ -128,6 +154,13 @@ impl World {
             trouble.push((chance.below(3_000) as u64, victim, k < faults.kills));
         }
         let slow = (0..faults.slow).map(|k| node(k % 3, chance.below(2) as u64)).collect();
+        let cut = faults.cut.then(|| {
+            let ring: Vec<Option<NodeId>> =
+                [HERE].into_iter().chain((0..CUTS.len()).map(|at| Some(node(at, 0)))).collect();
+            let from = chance.below(ring.len());
+            let to = (from + 1 + chance.below(ring.len() - 1)) % ring.len();
+            ((ring[from], ring[to]), chance.below(1_500) as u64)
+        });
         let tokens = (0..PROMPT).map(prompt).collect();
         Self {
             chance,
@@ -145,6 +178,7 @@ impl World {
             answer: reference(),
             drafted: (0, 0),
             trouble,
+            cut,
             end: None,
             stalls: Vec::new(),
         }
@@ -155,8 +189,22 @@ impl World {
         self.queue.insert((at, self.order), message);
     }
 
+    /// When what is sent one way now arrives but for what its way takes. Where the other way is cut, so are the
+    /// acknowledgements: a sender that hears none repeats what it has at twice the time from one time to the next.
+    fn leaves(&self, way: Way, sent: u64) -> Option<u64> {
+        match self.cut {
+            Some((cut, since)) if cut == way && sent >= since => None,
+            Some((cut, since)) if cut == (way.1, way.0) && sent > since + RETRANSMIT_MS => {
+                let repeats = (1..).map(|k: u32| since + RETRANSMIT_MS * ((1 << k) - 1));
+                repeats.into_iter().find(|at| *at >= sent)
+            }
+            _ => Some(sent),
+        }
+    }
+
     /// Over the network: may be lost, come twice, overtake.
-    fn send(&mut self, message: Message, work: u64) {
+    fn send(&mut self, way: Way, message: Message, work: u64) {
+        let Some(leaves) = self.leaves(way, self.now + work) else { return };
         let copies = if self.chance.happens(self.faults.loss) {
             0
         } else {
@@ -164,7 +212,7 @@ impl World {
         };
         for _ in 0..copies {
             let delay = 5 + self.chance.below(20) as u64;
-            self.put(self.now + work + delay, message.clone());
+            self.put(leaves + delay, message.clone());
         }
     }
 
@@ -172,16 +220,16 @@ impl World {
         for action in actions {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
-                    self.send(Message::Open { stage, epoch, segment, next, at, follow: false }, 0);
+                    let open = Message::Open { stage, epoch, segment, next, at, follow: false };
+                    self.send((HERE, Some(segment.node)), open, 0);
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {
-                    self.send(Message::Open { stage, epoch, segment, next, at, follow: true }, 0);
+                    let way = (HERE, Some(segment.node));
+                    self.send(way, Message::Open { stage, epoch, segment, next, at, follow: true }, 0);
                     let log = self.inputs(segment.layers.start(), 0, at);
                     let Some(inputs) = log else { continue };
-                    self.send(
-                        Message::Feed { node: segment.node, layers: segment.layers, from: 0, inputs },
-                        5,
-                    );
+                    let feed = Message::Feed { node: segment.node, layers: segment.layers, from: 0, inputs };
+                    self.send(way, feed, 5);
                 }
                 Action::Send { stage, epoch, attempt, node, from, to } => {
                     let segment = session.segments().nth(stage).unwrap();
@@ -194,9 +242,17 @@ impl World {
                     let drafted = to.saturating_sub(self.tokens.len() as u32);
                     let since = Rows::since(from, session.attempt_start());
                     let rows = Rows { attempt, from, rows: to - from, drafted, since };
-                    self.send(Message::Frame { epoch, node, layers, rows, inputs }, 0);
+                    let frame = Message::Frame { epoch, node, layers, rows, inputs };
+                    self.send((HERE, Some(node)), frame, 0);
                 }
-                Action::Ping { node } => self.send(Message::Ping { node }, 0),
+                Action::Ping { node } => {
+                    self.send((HERE, Some(node)), Message::Ping { node }, 0);
+                    let epoch = session.epoch();
+                    for segment in session.segments().filter(|segment| segment.node == node) {
+                        let question = Message::Question { node, layers: segment.layers.start(), epoch };
+                        self.send((HERE, Some(node)), question, 0);
+                    }
+                }
                 Action::Emit { position, token } => {
                     assert_eq!(position as usize, self.tokens.len(), "I3: once, in order");
                     self.tokens.push(token);
@@ -267,7 +323,8 @@ impl World {
         };
         let have = sound.min(served.kv.inputs.len() as u32);
         if from > have {
-            return self.send(Message::Short { node, event: Event::NeedReplay { stage, epoch, have } }, 0);
+            let short = Message::Short { node, event: Event::NeedReplay { stage, epoch, have } };
+            return self.send((Some(node), HERE), short, 0);
         }
         served.kv.truncate(from);
         let end = CUTS.iter().find(|cut| cut.0 == layers).unwrap().1;
@@ -282,22 +339,37 @@ impl World {
             .collect();
         let to = from + inputs.len() as u32;
         let next = served.next;
+        served.busy_until = self.now + work;
+        let have = served.kv.inputs.len() as u32;
+        self.put(self.now + work + IDLE_MS, Message::Idle { node, layers, epoch, have });
+        let Some(served) = self.served.get(&(node, layers)) else { return };
         let ahead = Rows { since: served.attempts.since(from), ..rows };
         let event = Event::Boundary { stage, node, epoch, attempt, to };
         let beacon = Event::Beacon { stage, epoch };
         self.put(self.now + BEACON_MS, Message::Beacon { node, until: self.now + work, event: beacon });
         match next {
             Some(next) => {
-                self.send(
-                    Message::Frame { epoch, node: next, layers: end, rows: ahead, inputs: outputs.clone() },
-                    work,
-                );
-                self.send(Message::Logged { layer: end, from, outputs, event }, work);
+                let inputs = outputs.clone();
+                let frame = Message::Frame { epoch, node: next, layers: end, rows: ahead, inputs };
+                self.send((Some(node), Some(next)), frame, work);
+                self.send((Some(node), HERE), Message::Logged { layer: end, from, outputs, event }, work);
             }
             None => {
                 let tokens = outputs.into_iter().map(token_of).collect();
-                self.send(Message::Sampled { epoch, attempt, from, tokens }, work);
+                self.send((Some(node), HERE), Message::Sampled { epoch, attempt, from, tokens }, work);
             }
+        }
+    }
+
+    /// A stage that computes nothing says how far its inputs have come.
+    fn say_waiting(&mut self, node: NodeId, layers: u32, epoch: u32) {
+        let Some(served) = self.served.get(&(node, layers)).filter(|served| served.epoch == epoch) else {
+            return;
+        };
+        let (stage, have) = (served.stage, served.kv.inputs.len() as u32);
+        if self.awake(node) && self.now >= served.busy_until {
+            let waits = Event::Waits { stage, epoch, have, given_here: stage == 0 };
+            self.send((Some(node), HERE), Message::ToSession(waits), 0);
         }
     }
 
@@ -355,7 +427,8 @@ impl World {
                 served.kv.truncate(at);
                 let have = served.kv.inputs.len() as u32;
                 if !follow {
-                    self.send(Message::ToSession(Event::Opened { stage, epoch, have }), 0);
+                    let opened = Message::ToSession(Event::Opened { stage, epoch, have });
+                    self.send((Some(segment.node), HERE), opened, 0);
                 }
                 return;
             }
@@ -395,10 +468,20 @@ impl World {
                 }
                 self.put(self.now + BEACON_MS, Message::Beacon { node, until, event: event.clone() });
                 let Event::Beacon { stage, .. } = event else { unreachable!() };
-                if session.segments().nth(stage).is_none_or(|segment| segment.node != node) {
-                    return;
+                if session.segments().nth(stage).is_some_and(|segment| segment.node == node) {
+                    self.send((Some(node), HERE), Message::ToSession(event), 0);
                 }
-                event
+                return;
+            }
+            Message::Question { node, layers, epoch } => return self.say_waiting(node, layers, epoch),
+            Message::Idle { node, layers, epoch, have } => {
+                let served = self.served.get(&(node, layers));
+                if served.is_some_and(|served| served.kv.inputs.len() as u32 == have && served.epoch == epoch)
+                {
+                    self.say_waiting(node, layers, epoch);
+                    self.put(self.now + BEACON_MS, Message::Idle { node, layers, epoch, have });
+                }
+                return;
             }
             Message::Short { node, event } => {
                 let Event::NeedReplay { stage, .. } = event else { unreachable!() };
@@ -409,7 +492,7 @@ impl World {
             }
             Message::Ping { node } => {
                 if self.awake(node) {
-                    self.send(Message::ToSession(Event::Pong { node }), 0);
+                    self.send((Some(node), HERE), Message::ToSession(Event::Pong { node }), 0);
                 }
                 return;
             }
@@ -421,6 +504,7 @@ impl World {
             | Event::NeedReplay { epoch, .. }
             | Event::Boundary { epoch, .. }
             | Event::Beacon { epoch, .. }
+            | Event::Waits { epoch, .. }
             | Event::Tokens { epoch, .. } => *epoch != session.epoch(),
             _ => false,
         };

@@ -63,4 +63,6 @@ pub struct Served {
     pub stage: usize,
     pub next: Option<NodeId>,
     pub kv: Kv,
+    /// It computes until then.
+    pub busy_until: u64,
 }

@@ -49,6 +49,8 @@ fn payload_of(header: &Header, payload: &[u8]) {
             let payload: &[u8; COMMIT_LEN] = payload.try_into().expect("the length of its kind");
             assert!(Commit::open(payload, NodeId::numbered(1)).is_err(), "no node holds this key");
         }
-        Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable | Kind::Garbled => assert!(payload.is_empty()),
+        Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable | Kind::Garbled | Kind::Waits => {
+            assert!(payload.is_empty());
+        }
     }
 }
