@@ -12,6 +12,7 @@ use harness::{
     Shoal, binary,
     lab::{Host, Nat, permitted},
     node::{Node, PATIENCE},
+    prompt::Prompt,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -177,4 +178,69 @@ fn reached_by_loopback(asks: &Node, node: &Node) -> bool {
     let peers = asks.ask(&["peers"]);
     let peers = peers["peers"].as_array().unwrap();
     peers.iter().any(|peer| peer["node"] == node.name.as_str() && peer["path"] == "loopback")
+}
+
+/// How many circuits a node carries for others.
+fn circuits(relay: &Node) -> u64 {
+    let status = relay.ask(&["status"]);
+    let mut limits = status["limits"].as_array().unwrap().iter();
+    let row = limits.find(|row| row["resource"] == "circuits").unwrap_or_else(|| panic!("{status}"));
+    row["used"].as_u64().unwrap()
+}
+
+/// A node that no router lets in is reached through two relays. The one that an answer crosses goes, and is not missed.
+#[test]
+fn one_of_two_relays_goes_and_the_other_carries_on() {
+    if !permitted() {
+        return;
+    }
+    let homes = Homes::new(Nat::Symmetric, Nat::Symmetric);
+    let far = Host::new();
+    far.cable(("eth0", &["192.0.2.2/24"]), &homes.public, ("cable2", &["192.0.2.1/24"]));
+    far.default_route("192.0.2.1");
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let first = node(&homes.public, &home("first"), &["--ask-only"]);
+    let at_first =
+        ["203.0.113.1", "198.51.100.1", "192.0.2.1"].map(|ip| address(&first, &[ip, "/quic-v1"]).to_owned());
+    let second = node(&far, &home("second"), &["--ask-only", "--peer", &at_first[2]]);
+    let at_second = address(&second, &["192.0.2.2", "/quic-v1"]).to_owned();
+    let knows = |at: &str| ["--peer", at, "--peer", &at_second].map(str::to_owned);
+    let alice = [&["--layers", "1..7"].map(str::to_owned)[..], &knows(&at_first[0])].concat();
+    let alice = node(&homes.alice, &home("alice"), &alice.iter().map(String::as_str).collect::<Vec<_>>());
+    let bob = [&["--ask-only".to_owned()][..], &knows(&at_first[1])].concat();
+    let bob = node(&homes.bob, &home("bob"), &bob.iter().map(String::as_str).collect::<Vec<_>>());
+    reaches(&bob, &alice, "relayed");
+    let mut relays = [first, second];
+    let names = relays.each_ref().map(|relay| relay.addresses[0].rsplit('/').next().unwrap().to_owned());
+    let started = Instant::now();
+    // She says so once both have let her in.
+    loop {
+        let peers = bob.ask(&["peers"]);
+        let peer = peers["peers"].as_array().unwrap().iter().find(|peer| peer["node"] == alice.name.as_str());
+        let known = peer.map_or(Value::Null, |peer| peer["addresses"].clone()).to_string();
+        if names.iter().all(|name| known.contains(&format!("{name}/p2p-circuit"))) {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "{known}");
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    let ask = ["-n", "160", "--raw", "--seed=3", "Once upon a time there was a"];
+    let expected = Shoal::new().json(["run", "--json"].iter().chain(&ask), "")["ids"].clone();
+    let mut prompt = Prompt::run(&bob.home, ask);
+    assert!(prompt.reaches(20), "{:?}", prompt.last);
+    let carries = relays.iter().position(|relay| circuits(relay) > 0).expect("one carries the answer");
+    let struck = Instant::now();
+    relays[carries].child.kill().unwrap();
+    let last = prompt.ends();
+    println!("one of two relays goes: stall {:.0} ms", prompt.stall_ms(struck));
+    assert_eq!(last["ids"], expected, "{last}");
+    assert_eq!(Value::Array(prompt.ids()), expected);
+    let began = Instant::now();
+    let mut prompt = Prompt::run(&bob.home, ask);
+    assert!(prompt.reaches(1), "{:?}", prompt.last);
+    println!("the next prompt's first token after {:.0} ms", began.elapsed().as_secs_f64() * 1e3);
+    assert_eq!(prompt.strangers(&bob.name), [alice.name.as_str()], "{}", prompt.route);
+    assert_eq!(prompt.ends()["ids"], expected);
+    assert!(circuits(&relays[1 - carries]) > 0, "the other one carries it");
 }
