@@ -98,6 +98,6 @@ pub use invite::Invite;
 #[cfg(feature = "net")]
 pub use link::{Figures, LinkInfo, LinkKind, LinkMode, Plane, Stream, module_state};
 #[cfg(feature = "net")]
-pub use network::{Events, Network, spawn};
+pub use network::{Events, Network, spawn, spawn_under};
 #[cfg(feature = "net")]
 pub use path::Path;
