@@ -17,7 +17,7 @@ use scheduler::governor::Resource;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::attached::Attached;
-use super::choice::{Figures, LinkKind};
+use super::choice::Figures;
 use super::datagram::Time;
 use super::datagram::seal::Secret;
 use super::datagram::send::Place;
@@ -27,6 +27,7 @@ use super::info::LinkInfo;
 use super::kmod::Module;
 use super::timer::Timer;
 use crate::governor::{Governor, Permit};
+use crate::link_kind::LinkKind;
 
 /// Failures in [`FORGIVEN`] after which the stream is used.
 const MAX_STRIKES: u32 = 3;
