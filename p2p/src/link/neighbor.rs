@@ -18,11 +18,10 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::attached::Attached;
 use super::choice::Figures;
-use super::datagram::Time;
-use super::datagram::seal::Secret;
 use super::datagram::send::Place;
 use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
+use super::datagram::{Time, seal::Secret};
 use super::info::LinkInfo;
 use super::kmod::Module;
 use super::timer::Timer;
