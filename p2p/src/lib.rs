@@ -104,7 +104,7 @@ pub use link::{Figures, LinkInfo, Stream, module_state};
 #[cfg(feature = "net")]
 pub use link_kind::{LinkKind, LinkMode};
 #[cfg(feature = "net")]
-pub use network::{Events, Network, spawn};
+pub use network::{Events, Network, spawn, spawn_under};
 #[cfg(feature = "net")]
 pub use path::Path;
 #[cfg(feature = "net")]

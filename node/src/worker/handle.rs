@@ -18,8 +18,8 @@ use std::{
 };
 
 use api::inference::Format;
-use p2p::wire::announce::Class;
-use scheduler::{LayerRange, ModelId, SessionId};
+use p2p::{Governor, wire::announce::Class};
+use scheduler::{LayerRange, ModelId, SessionId, governor::Holder};
 use shard::{
     draft::DraftToken,
     kernels::{Cores, PAGE, threads::Pool},
@@ -337,10 +337,10 @@ impl Worker {
     /// the worker.
     ///
     /// # Errors
-    /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`], [`Fault::Dead`].
-    pub async fn check(&self, format: &Format) -> Result<(), Fault> {
+    /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`] at a limit of the governor too, [`Fault::Dead`].
+    pub async fn check(&self, format: &Format, doors: (&Governor, Holder)) -> Result<(), Fault> {
         let Some(text) = form(format)? else { return Ok(()) };
-        trial::attempt(&self.shared.program, format).await.map_err(|untried| match untried {
+        trial::attempt(&self.shared.program, format, doors).await.map_err(|untried| match untried {
             Untried::Form(why) => Fault::Refused(why),
             Untried::Busy => Fault::Busy,
             Untried::Failed(why) => Fault::Dead(why),

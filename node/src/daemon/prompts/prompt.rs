@@ -6,7 +6,7 @@ use p2p::{
     Identity, Network,
     codec::{Rounding, Wire},
 };
-use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
+use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
@@ -249,7 +249,7 @@ impl PromptTask {
             return Err(Trouble::invalid("logit_bias", why));
         }
         let worker = self.local.worker.borrow().clone();
-        let formed = worker.check(&ask.api.format).await;
+        let formed = worker.check(&ask.api.format, (self.network.governor(), Holder::default())).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
         let (mut ids, reasoning) = encode(ask, &worker, ready.vocabulary.tokens).await?;
         let prompt_tokens = ids.len() as u32;

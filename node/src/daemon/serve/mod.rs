@@ -20,7 +20,7 @@ use std::{path::PathBuf, sync::Arc};
 use api::inference::ModelInfo;
 use p2p::Events;
 use scheduler::{LayerRange, Millis, ModelId, SessionId, place::Room};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 pub use self::workers::MOST_BESIDE;
 use self::{
@@ -44,7 +44,7 @@ use crate::{
     content::peers,
     control,
     sessions::{Order, SessionTable},
-    stage::{self, Prefixes, Served},
+    stage::{Prefixes, Served},
     worker,
 };
 
@@ -158,8 +158,6 @@ pub(super) struct Serving {
     pub(super) node: Node,
     pub(super) models: Models,
     pub(super) table: SessionTable,
-    /// Where lazy shadows keep what they are sent.
-    pub(super) room: Arc<Semaphore>,
     /// What was computed in sessions of others that have ended.
     pub(super) prefixes: Prefixes,
     pub(super) door: Door,
@@ -247,7 +245,6 @@ impl Serving {
             node,
             models,
             table,
-            room: stage::room(kv_bytes),
             prefixes: Prefixes::default(),
             door: Door::new(kv_bytes.min(device_bytes)),
             gate: Gate::new(caps.sessions),
@@ -341,6 +338,8 @@ impl Serving {
         let active = self.door.sessions();
         self.waits.look(now, active);
         let (waited_ms, queue_ms) = self.waits.split(now);
+        // What present visits wait is the work of present sessions.
+        let queue_ms = if active == 0 { 0.0 } else { queue_ms };
         let full = self.is_full();
         let kv_bytes = self.door.kv_free();
         let leading = self.models.leading();
