@@ -21,7 +21,9 @@ use crate::error::{Error, HopError, Result};
 use crate::event::{Command, Event, NamedBy, PeerInfo, RefusedPeer};
 use crate::event_loop;
 use crate::governor::Governor;
-use crate::link::{Lane, LinkKind, Plane, Stream, behaviour::NotOpened, links::Links};
+use crate::link::{Stream, behaviour::NotOpened, links::Links};
+use crate::link_kind::LinkKind;
+use crate::plane::{Lane, Plane};
 use crate::wire::control::{Answer, Ask, Contact};
 
 /// Commands waiting for the event loop.

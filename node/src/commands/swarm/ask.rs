@@ -310,9 +310,7 @@ fn show_plan(asked: &PlanReport) -> Result<()> {
     };
     say!("{} prompt tokens and about {} to generate.", plan.prompt_tokens, plan.expected_tokens);
     for stage in &plan.stages {
-        let terms = stage.terms.iter();
-        let terms: Vec<String> =
-            terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
+        let terms: Vec<String> = stage.terms.named().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
         say!(
             "  {} {}..{}  {:.2} ms a token; in all {:.1} ms = {}",
             named(&stage.node, &asked.me),

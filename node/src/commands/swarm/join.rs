@@ -391,10 +391,10 @@ fn network(
     config.psk = psk;
     config.loopback_only = args.reach.loopback;
     config.mdns = !args.reach.loopback && !args.reach.no_discovery;
-    config.upnp = !args.reach.loopback && !args.reach.no_discovery;
+    config.reach.upnp = !args.reach.loopback && !args.reach.no_discovery;
     config.relay = !args.reach.loopback || args.reach.carry;
-    config.relays.clone_from(&args.reach.relay);
-    config.punch = !args.reach.no_punch;
+    config.reach.relays.clone_from(&args.reach.relay);
+    config.reach.punch = !args.reach.no_punch;
     args.reach.links.apply(&mut config)?;
     config.cache = Some(home.join("peers"));
     if !args.reach.listen.is_empty() {

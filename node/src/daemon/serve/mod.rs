@@ -222,13 +222,13 @@ impl Serving {
                     }
                 };
                 let (held, said) = Held::load(spec, layers, num_layers, file_bytes, about).await?;
-                let _ = weights.take(0, held.ready.resident_bytes);
+                let _ = weights.take(0, held.ready.memory.resident_bytes);
                 outputs = Some(said);
                 held
             }
         };
         // What the memory of a device does not hold is not promised.
-        let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.kv_bytes };
+        let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.memory.kv_bytes };
         let models = Models::new(first, beside_it, table.clone(), deaths, restarts);
         if let Some(outputs) = outputs {
             models.listen_to(outputs, models.first.worker.borrow().pid());
@@ -329,7 +329,7 @@ impl Serving {
     /// weights takes, times the share of their time that sessions spend elsewhere.
     pub(super) fn knee(&self, held: &Held) -> u32 {
         let ready = &held.ready;
-        let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
+        let lanes = (ready.times.decode_ms / ready.times.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
         self.waits.knee(lanes as u32).max(1)
     }
 
@@ -344,7 +344,7 @@ impl Serving {
         let kv_bytes = self.door.kv_free();
         let leading = self.models.leading();
         Figures {
-            visit_ms: leading.ready.visit_ms.max(waited_ms),
+            visit_ms: leading.ready.times.visit_ms.max(waited_ms),
             queue_ms,
             active,
             knee: self.knee(leading),
