@@ -301,7 +301,8 @@ async fn a_home_is_said_to_who_is_near_and_to_no_stranger() {
     let (relay, _of_relay) = node(Config { relay: true, ..config(1, TCP) }).await;
     let relays = vec![address(&relay).await];
     // As nodes are outside of tests: what is connected to it may be anywhere.
-    let anywhere = Config { loopback_only: false, mdns: false, upnp: false, relays, ..config(2, TCP) };
+    let reach = Reach { relays, upnp: false, ..Reach::default() };
+    let anywhere = Config { loopback_only: false, mdns: false, reach, ..config(2, TCP) };
     let swarm = anywhere.swarm;
     let (home, mut of_home) = node(anywhere).await;
     let through = circuit(&mut of_home).await;
