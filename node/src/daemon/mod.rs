@@ -182,7 +182,7 @@ impl Daemon {
                 tokio::spawn(reader::read(table, governor, from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
-                let (task, guest) = (self.prompt_task(), self.serving.guest());
+                let (task, guest) = (self.prompt_task(), self.serving.guest(from));
                 tokio::spawn(async move {
                     match &guest {
                         Some(_) => task.delegated(from, stream).await,

@@ -18,8 +18,8 @@ mod workers;
 use std::{path::PathBuf, sync::Arc};
 
 use api::inference::ModelInfo;
-use p2p::Events;
-use scheduler::{LayerRange, Millis, ModelId, SessionId, place::Room};
+use p2p::{Events, Permit};
+use scheduler::{LayerRange, Millis, ModelId, NodeId, SessionId, governor::Resource, place::Room};
 use tokio::sync::{mpsc, watch};
 
 pub use self::workers::MOST_BESIDE;
@@ -313,10 +313,11 @@ impl Serving {
         self.strangers() >= self.gate.most
     }
 
-    /// A seat for another node's prompt, if there is one.
-    pub(super) fn guest(&self) -> Option<Arc<()>> {
+    /// A seat for a prompt of another node, if there is one: it counts as a session of that node.
+    pub(super) fn guest(&self, from: NodeId) -> Option<(Arc<()>, Permit)> {
         let open = !self.gate.paused && !self.gate.is_draining() && !self.is_full();
-        open.then(|| self.gate.guests.clone())
+        let permit = open.then(|| self.node.network.governor().take_for(from, Resource::Leases, 1))?;
+        Some((self.gate.guests.clone(), permit.ok()?))
     }
 
     /// Stops the answer of this node with this session; returns whether there is one.
