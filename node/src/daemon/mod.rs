@@ -52,7 +52,7 @@ use self::{
 pub use self::{
     prompts::PromptTask,
     serve::MOST_BESIDE,
-    setup::{Absent, Beside, Caps, DraftWith, Front, Notice, Serve, Setup, Where},
+    setup::{Absent, Beside, Caps, DraftWith, FirstModel, Front, Notice, Serve, Setup, Where},
 };
 use crate::{
     Error, Result, clock,
@@ -89,8 +89,7 @@ struct Daemon {
 /// # Errors
 /// When another node runs below the same folder, the network does not start, or the model cannot be loaded.
 pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
-    let Setup { home, identity, network, file_bytes, mut worker, serve, model, num_layers, invite, .. } =
-        setup;
+    let Setup { home, identity, network, mut worker, serve, model, invite, .. } = setup;
     let Setup { absent, beside, mut caps, front, drafter, keeps, governor, .. } = setup;
     // Its weights are the node's as well.
     let drafter_bytes = drafter.as_ref().map_or(0, |drafter| drafter.file_bytes);
@@ -103,18 +102,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
-    let wanted = Wanted {
-        home: home_too,
-        worker,
-        serve,
-        model,
-        num_layers,
-        file_bytes,
-        about,
-        absent,
-        beside,
-        caps: caps_too,
-    };
+    let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };
     let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;

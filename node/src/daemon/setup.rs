@@ -21,18 +21,14 @@ pub struct Setup {
     pub identity: Identity,
     /// How it reaches others.
     pub network: p2p::Config,
-    /// Length of its model's file.
-    pub file_bytes: u64,
     /// What every door asks; its limits hold, not those of `network`.
     pub governor: Governor,
     /// How to run it.
     pub worker: worker::Spec,
     /// Layers to offer to others.
     pub serve: Serve,
-    /// Its model, by content.
-    pub model: ModelId,
-    /// Layers of its model.
-    pub num_layers: u32,
+    /// Its model, the first of those that it holds.
+    pub model: FirstModel,
     /// What an invite from this node says about the swarm.
     pub invite: Invite,
     /// Set when the model is not on this disk, or not whole: then it is fetched while the node runs, and what else is said
@@ -48,6 +44,17 @@ pub struct Setup {
     pub drafter: Option<DraftWith>,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
+}
+
+/// What is known of a node's first model before it is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstModel {
+    /// Its name by content.
+    pub id: ModelId,
+    /// Its layers.
+    pub num_layers: u32,
+    /// Length of its file.
+    pub file_bytes: u64,
 }
 
 /// A model that drafts, on this disk or in the binary.

@@ -23,7 +23,7 @@ use crate::{
     consent::MODES,
     content,
     control::{self, Mode},
-    daemon::{self, Caps, DraftWith, Notice, Serve, Setup},
+    daemon::{self, Caps, DraftWith, FirstModel, Notice, Serve, Setup},
     doors,
     header::Header,
     inference::local,
@@ -112,9 +112,11 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
             nice: true,
             ..Spec::new(source)
         },
-        file_bytes: which.here.as_ref().map_or(0, |here| here.header.file_len),
-        model: which.id.unwrap_or_default(),
-        num_layers,
+        model: FirstModel {
+            id: which.id.unwrap_or_default(),
+            num_layers,
+            file_bytes: which.here.as_ref().map_or(0, |here| here.header.file_len),
+        },
         home,
         identity,
         network,

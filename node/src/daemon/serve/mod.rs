@@ -38,7 +38,7 @@ pub(super) use self::{
     pull::Pulls,
     workers::{Held, Local, Models, Restarted},
 };
-use super::setup::{Absent, Beside, Caps, DraftWith, Node, Serve, Where};
+use super::setup::{Absent, Beside, Caps, DraftWith, FirstModel, Node, Serve, Where};
 use crate::{
     Error, Result,
     content::peers,
@@ -97,11 +97,7 @@ pub(super) struct Wanted {
     /// Layers of the first model to offer.
     pub(super) serve: Serve,
     /// The first model.
-    pub(super) model: ModelId,
-    /// Its layers.
-    pub(super) num_layers: u32,
-    /// The length of its file.
-    pub(super) file_bytes: u64,
+    pub(super) model: FirstModel,
     /// As the API shows it.
     pub(super) about: ModelInfo,
     /// Set when it is not whole on this disk.
@@ -181,8 +177,8 @@ impl Serving {
         wanted: Wanted,
         events: &mut Events,
     ) -> Result<(Self, Inbox, Vec<p2p::Event>)> {
-        let Wanted { home, worker, serve, model, num_layers, file_bytes, about, absent, beside, caps } =
-            wanted;
+        let Wanted { home, worker, serve, model, about, absent, beside, caps } = wanted;
+        let FirstModel { id: model, num_layers, file_bytes } = model;
         let kv_bytes = worker.kv_bytes;
         // A model that is not on this disk is not loaded again wherever others would like it.
         let room = match serve {
