@@ -13,6 +13,7 @@
 
 mod attached;
 pub(crate) mod behaviour;
+mod carriers;
 mod choice;
 mod datagram;
 mod info;
@@ -31,9 +32,9 @@ mod timer;
 
 use std::fmt;
 
+pub use carriers::module_state;
 pub use choice::{Figures, LinkKind, LinkMode};
 pub use info::LinkInfo;
-pub use links::module_state;
 pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};
 
