@@ -10,6 +10,7 @@ use api::{
     Inference,
     choice::{Draft, Mode},
 };
+use p2p::Governor;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::mpsc,
@@ -63,7 +64,7 @@ pub(super) fn run(mut args: McpArgs) -> Result<()> {
             };
             Swarmed::start(Door::Socket(home.clone()), preferences)
         } else {
-            let alone = Confined::start(&args.engine, KV_BYTES, Draft::default())?;
+            let alone = Confined::start(&args.engine, KV_BYTES, Draft::default(), Governor::default())?;
             while alone.loaded().is_none() {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }

@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::choice::LinkKind;
 use super::datagram::Time;
 use super::datagram::session::{Chunks, Served, Session};
+use crate::link_kind::LinkKind;
 
 /// A message that is whole.
 #[derive(Clone, Copy, Default, Debug)]

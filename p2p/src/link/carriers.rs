@@ -7,10 +7,10 @@ use std::io;
 use std::sync::Arc;
 
 use super::attached::Carrier;
-use super::choice::LinkMode;
 use super::datagram::socket::Socket;
 use super::kmod::{self, DEVICE, Module};
 use crate::error::Error;
+use crate::link_kind::LinkMode;
 
 /// A row of the table.
 struct Row {
@@ -75,7 +75,7 @@ pub fn module_state() -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::LinkKind;
+    use crate::link_kind::LinkKind;
 
     /// A link that was added has its word and, unless it is the stream or the socket's own, its row.
     #[test]

@@ -22,10 +22,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::attached::{Carrier, Known, Ready, Whole};
-use super::choice::LinkKind;
 use super::datagram::receive::MAX_OPEN;
 use super::datagram::session::{MAX_SENT, Served};
 use super::datagram::socket::Socket;
+use crate::link_kind::LinkKind;
 
 /// The device file.
 pub(crate) const DEVICE: &str = "/dev/shoal_lan";

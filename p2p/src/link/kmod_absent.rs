@@ -4,9 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 
 use super::attached::{Carrier, Known, Ready, Whole};
-use super::choice::LinkKind;
 use super::datagram::session::Served;
 use super::datagram::socket::Socket;
+use crate::link_kind::LinkKind;
 
 /// The device file elsewhere.
 pub(crate) const DEVICE: &str = "/dev/shoal_lan";

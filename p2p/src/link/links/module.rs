@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Shared;
 use super::{MAX_SESSIONS, Neighbor};
 use crate::link::attached::{Carrier, Whole};
-use crate::link::choice::LinkKind;
+use crate::link_kind::LinkKind;
 
 impl Shared {
     /// The carrier, as long as it serves.
