@@ -185,7 +185,8 @@ impl Reader {
         let stdout = std::io::BufReader::new(watching.0.stdout.take().expect("it is piped"));
         let first = std::io::BufRead::lines(stdout).map_while(Result::ok).find(|line| !line.is_empty());
         let first = first.unwrap_or_else(|| panic!("{place}: it shows nothing"));
-        assert!(first.contains("peers") && !self.nodes.is_empty(), "{place}: {first}");
+        let shows = first.contains(" peers ") || first.starts_with("{\"node\":");
+        assert!(shows && !self.nodes.is_empty(), "{place}: {first}");
     }
 }
 
