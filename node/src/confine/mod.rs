@@ -128,7 +128,7 @@ pub fn enter(purpose: Purpose) -> Confinement {
 pub fn computes_on_processors(device: &str) -> bool {
     let chosen_later = cfg!(any(feature = "cuda", feature = "metal"));
     let known = device.parse::<DeviceName>().ok();
-    known.is_some_and(|name| !name.has_driver() && !(chosen_later && name == DeviceName::Auto))
+    known.is_some_and(|name| !(name.has_driver() || chosen_later && name == DeviceName::Auto))
 }
 
 /// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again. A header that asks
