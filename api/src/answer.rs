@@ -132,7 +132,10 @@ pub(crate) async fn begin_all(
         ..request.clone()
     };
     let asked = Instant::now();
-    let generation = app.inference.generate(drawn(first, first.seed, 0)).await?;
+    let drawn_first = drawn(first, first.seed, 0);
+    let form_asked = drawn_first.format.clone();
+    let generation = app.inference.generate(drawn_first).await;
+    let generation = generation.map_err(|failure| offer.blame(&form_asked, failure))?;
     app.counters.waited(asked.elapsed());
     let (id, plan) = (first.id.clone(), generation.plan.clone());
     // The first choice draws the seed for all where none was given.
@@ -140,23 +143,24 @@ pub(crate) async fn begin_all(
     let mut all: Vec<BoxStream<'static, (usize, Piece)>> = Vec::with_capacity(choices);
     let account = Arc::new(Account::begin(app.keys.clone(), &plan.model));
     account.prompt(plan.prompt_tokens);
-    all.push(pieces(app, generation, offer, form, (asked, account.clone())).map(|piece| (0, piece)).boxed());
+    let read = pieces(app, generation, (offer, &form_asked), form, (asked, account.clone()));
+    all.push(read.map(|piece| (0, piece)).boxed());
     for choice in 1..choices {
         let request = drawn(&requests[choice / n], Some(seed), choice % n);
         let (app, offer, account) = (app.clone(), offer.clone(), account.clone());
         let begun = stream::once(async move {
-            let asked = Instant::now();
+            let (asked, form_asked) = (Instant::now(), request.format.clone());
             match app.inference.generate(request).await {
                 Ok(generation) => {
                     // A prompt counts once, however many choices are made of it.
                     if choice % n == 0 {
                         account.prompt(generation.plan.prompt_tokens);
                     }
-                    pieces(&app, generation, &offer, form, (asked, account)).boxed()
+                    pieces(&app, generation, (&offer, &form_asked), form, (asked, account)).boxed()
                 }
                 Err(failure) => {
                     account.ended("failed");
-                    stream::iter([Piece::Failed(failure)]).boxed()
+                    stream::iter([Piece::Failed(offer.blame(&form_asked, failure))]).boxed()
                 }
             }
         });
@@ -168,17 +172,22 @@ pub(crate) async fn begin_all(
     Ok(Answer { id, created_s: now.map_or(0, |now| now.as_secs()), plan, choices, pieces })
 }
 
-/// The pieces of one choice.
+/// The pieces of one choice, whose answer has a form that was asked for or made of the tools.
 fn pieces(
     app: &App,
     generation: Generation,
-    offer: &Offer,
+    (offer, form_asked): (&Offer, &Format),
     form: Option<Form>,
     (asked, account): (Instant, Arc<Account>),
 ) -> impl Stream<Item = Piece> + Send + use<> {
     let counted = app.counters.clone();
     let mut last = None;
-    let events = generation.events.inspect(move |event| {
+    let blamed = (offer.clone(), form_asked.clone());
+    let events = generation.events.map(move |event| match event {
+        Event::Failed(failure) => Event::Failed(blamed.0.blame(&blamed.1, failure)),
+        other => other,
+    });
+    let events = events.inspect(move |event| {
         counted.event(event);
         account.event(event);
         if matches!(event, Event::Token { .. }) {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     error::ApiError,
     fields::{Fields, required},
-    inference::{CallForm, Format},
+    inference::{CallForm, Failure, Format},
     schema, schema_refs,
 };
 
@@ -30,6 +30,8 @@ pub(crate) struct Offer {
     pub forced: Option<Format>,
     /// What a call looks like, when there may be one.
     pub free: Option<Format>,
+    /// The tool that must be called, where it is one.
+    pub demanded: Option<String>,
     /// Whether an answer may hold one call only.
     pub single: bool,
 }
@@ -120,6 +122,10 @@ impl Offer {
         if tools.is_empty() || matches!(choice, Choice::None) {
             return Ok(Self::default());
         }
+        let one = match demanded[..] {
+            [tool] => Some(name(tool)),
+            _ => None,
+        };
         let forced = match <[Value; 1]>::try_from(schemas) {
             Ok([schema]) => Some(Format::JsonSchema(schema)),
             Err(schemas) => (!schemas.is_empty()).then(|| Format::JsonSchema(json!({"anyOf": schemas}))),
@@ -129,7 +135,23 @@ impl Offer {
             Some(_) => None,
             None => Some(Format::Calls(tools.iter().map(&mut form).collect::<Result<_, ApiError>>()?)),
         };
-        Ok(Self { tools: Some(Value::Array(tools)), names, forced, free, single: false })
+        let demanded = one.filter(|_| forced.is_some());
+        Ok(Self { tools: Some(Value::Array(tools)), names, forced, free, demanded, single: false })
+    }
+
+    /// A failure to answer in `format`: where that form was made of the tools, they are to blame.
+    pub(crate) fn blame(&self, format: &Format, failure: Failure) -> Failure {
+        let made = [&self.forced, &self.free].into_iter().flatten().any(|form| form == format);
+        match failure {
+            Failure::Invalid { field: Some("response_format"), why } if made => {
+                let why = match &self.demanded {
+                    Some(name) => format!("the tool `{name}`: {why}"),
+                    None => why,
+                };
+                Failure::Invalid { field: Some("tools"), why }
+            }
+            other => other,
+        }
     }
 }
 

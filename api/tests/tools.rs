@@ -220,3 +220,30 @@ async fn schemas_that_list_members_are_closed() {
     api.post("/v1/chat/completions", &json!({"messages": user("?"), "response_format": form})).await;
     assert_eq!(asked(), json!({"type": "object"}));
 }
+
+/// A form that was made of the tools is refused as the tools, and by name where one of them is meant; a form that the
+/// client wrote itself is refused as that.
+#[tokio::test]
+async fn a_tool_that_cannot_be_used_is_what_the_refusal_names() {
+    let api = http::start(Fake::quick()).await;
+    let refused = api::inference::Failure::invalid("response_format", "it is too deep");
+    *api.fake.failure.lock().unwrap() = Some(refused);
+    let tool = json!([{"type": "function", "function": weather()}]);
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}});
+    for (more, param, named) in [
+        (json!({"tools": tool}), "tools", false),
+        (json!({"tools": tool, "n": 2}), "tools", false),
+        (json!({"tools": tool, "tool_choice": "required"}), "tools", true),
+        (json!({"tools": tool, "response_format": schema}), "response_format", false),
+        (json!({"response_format": schema}), "response_format", false),
+    ] {
+        let mut body = json!({"messages": user("?")});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = api.post("/v1/chat/completions", &body).await;
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status, error["param"].as_str()), (400, Some(param)), "{more}: {error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.ends_with("it is too deep"), "{message}");
+        assert_eq!(message.contains("`get_weather`"), named, "{message}");
+    }
+}

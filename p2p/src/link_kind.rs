@@ -26,6 +26,12 @@ impl LinkKind {
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
+
+    /// That of datagrams with this number; 0, the stream's, stands for the socket.
+    pub(crate) fn numbered(number: u8) -> Self {
+        let known = Self::ALL.get(usize::from(number)).map(|row| row.0);
+        known.filter(|kind| *kind != Self::Stream).unwrap_or(Self::Datagram)
+    }
 }
 
 impl fmt::Display for LinkKind {
@@ -53,7 +59,7 @@ impl LinkMode {
 
     /// Whether datagrams are to be used whatever is measured.
     pub(crate) const fn is_forced(self) -> bool {
-        matches!(self, Self::Datagram | Self::Kmod)
+        !matches!(self, Self::Auto | Self::Stream)
     }
 
     /// Its name.

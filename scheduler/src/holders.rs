@@ -12,7 +12,9 @@
 //!     0..2 2..4 4..6 6..8
 //! ```
 //!
-//! The nodes among the articulation points are exactly those without which a layer has no holder.
+//! The nodes among the articulation points are exactly those without which a layer has no holder. `status` and `doctor`
+//! show them, and placement asks for them: no node leaves what it alone holds, and of places that serve as well the one
+//! is taken that bares the fewest layers.
 //!
 //! Limits: layers without any holder are no node's to bare and are not listed; links between nodes are not looked at.
 
@@ -53,7 +55,7 @@ pub fn bares(held: &[(NodeId, LayerSet)]) -> Vec<Bares> {
             held.iter().filter(|(_, set)| set.covers(run)).map(|(node, _)| *node).collect();
         holders.sort_unstable();
         holders.dedup();
-        for (_, node) in nodes.iter().filter(|(id, _)| holders.contains(id)) {
+        for (_, node) in nodes.iter().filter(|(id, _)| holders.binary_search(id).is_ok()) {
             graph.add_edge(*node, vertex, ());
         }
         if let [only] = holders[..] {
@@ -65,6 +67,11 @@ pub fn bares(held: &[(NodeId, LayerSet)]) -> Vec<Bares> {
     points.sort_unstable();
     let layers = |node: NodeId| sole.iter().filter(|(only, _)| *only == node).map(|(_, run)| *run).collect();
     points.into_iter().map(|node| Bares { node, layers: layers(node) }).collect()
+}
+
+/// The layers that `node` alone holds.
+pub fn alone(held: &[(NodeId, LayerSet)], node: NodeId) -> LayerSet {
+    bares(held).into_iter().find(|bares| bares.node == node).map(|bares| bares.layers).unwrap_or_default()
 }
 
 /// The layers held, cut wherever the holders may change.

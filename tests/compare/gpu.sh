@@ -5,9 +5,11 @@
 #   tests/compare/gpu.sh [MODEL.gguf | SHAPE] [DEVICE]
 #
 # Without arguments: random weights of the shape llama-1b in q4_k on gpu:0. SHOAL names the binary; otherwise it is built.
+# PROMPT_TOKENS, DECODE_TOKENS and RUNS say how long it measures (512, 64 and 5): a software device takes minutes for that.
 set -eu
 cd "$(dirname "$0")/../.."
 subject=${1:-llama-1b} device=${2:-gpu:0}
+prompt=${PROMPT_TOKENS:-512} decode=${DECODE_TOKENS:-64} runs=${RUNS:-5}
 shoal=${SHOAL:-target/release/shoal}
 [ -n "${SHOAL:-}" ] || cargo build --release -p shoal-node --features gpu
 work=$(mktemp -d)
@@ -20,9 +22,10 @@ case $subject in
     ;;
 esac
 "$shoal" selftest --device "$device" | tail -n 1
-"$shoal" bench --model "$model" --device "$device" --prompt-tokens 512 --decode-tokens 64 --runs 5 --json >"$work/ours.json"
+"$shoal" bench --model "$model" --device "$device" --prompt-tokens "$prompt" --decode-tokens "$decode" --runs "$runs" \
+    --json >"$work/ours.json"
 if command -v llama-bench >/dev/null; then
-    llama-bench -m "$model" -p 512 -n 64 -ngl 99 -r 5 -o json >"$work/theirs.json"
+    llama-bench -m "$model" -p "$prompt" -n "$decode" -ngl 99 -r "$runs" -o json >"$work/theirs.json"
 fi
 python3 - "$work" <<'PYTHON'
 import json, pathlib, sys

@@ -2,6 +2,7 @@
 //! store of blobs, ranges, and connections that end in the middle.
 
 use std::{
+    collections::BTreeMap,
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
     sync::{
@@ -23,6 +24,8 @@ struct Site {
     cut_bytes: usize,
     sent: AtomicU64,
     asked: Mutex<Vec<String>>,
+    /// Other files, by path.
+    published: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
 /// The server, as long as it lives.
@@ -43,7 +46,8 @@ impl Registry {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         let (sent, asked) = (AtomicU64::new(0), Mutex::default());
-        let site = Arc::new(Site { model, sha256, cuts: AtomicUsize::new(cuts), cut_bytes, sent, asked });
+        let (cuts, published) = (AtomicUsize::new(cuts), Mutex::default());
+        let site = Arc::new(Site { model, sha256, cuts, cut_bytes, sent, asked, published });
         let shared = site.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -57,6 +61,11 @@ impl Registry {
     /// Its address.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Has it answer `path` with `bytes` as well.
+    pub fn publish(&self, path: &str, bytes: Vec<u8>) {
+        self.site.published.lock().expect("no thread panics with it").insert(path.to_owned(), bytes);
     }
 
     /// Bytes of the file that were sent.
@@ -117,7 +126,13 @@ impl Site {
                 head(&mut out, "307 Temporary Redirect", &redirect, 0);
             }
             store if store == format!("/store/{}", self.sha256) => self.file(&mut out, range.as_deref()),
-            _ => head(&mut out, "404 Not Found", "", 0),
+            other => match self.published.lock().expect("no thread panics with it").get(other) {
+                Some(bytes) => {
+                    head(&mut out, "200 OK", "", bytes.len());
+                    let _ = out.write_all(bytes);
+                }
+                None => head(&mut out, "404 Not Found", "", 0),
+            },
         }
     }
 

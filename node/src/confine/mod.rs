@@ -34,6 +34,7 @@ use std::sync::{
 };
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
+use shard::executor::DeviceName;
 
 /// Open files of a confined child: standard streams, the socket twice, the model's parts, what a runtime waits with.
 const MAX_FILES: u64 = 64 + shard::gguf::split::MAX_PARTS as u64;
@@ -126,7 +127,8 @@ pub fn enter(purpose: Purpose) -> Confinement {
 /// Whether what computes needs no driver, whose files and calls no filter here knows.
 pub fn computes_on_processors(device: &str) -> bool {
     let chosen_later = cfg!(any(feature = "cuda", feature = "metal"));
-    matches!(device, "cpu" | "candle-cpu") || device == "auto" && !chosen_later
+    let known = device.parse::<DeviceName>().ok();
+    known.is_some_and(|name| !(name.has_driver() || chosen_later && name == DeviceName::Auto))
 }
 
 /// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again. A header that asks

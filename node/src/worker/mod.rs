@@ -147,7 +147,7 @@ pub struct Spec {
 impl Spec {
     /// Whether what computes has a driver that may fail.
     pub fn is_on_gpu(&self) -> bool {
-        !matches!(self.device, DeviceName::Cpu | DeviceName::CandleCpu | DeviceName::Auto)
+        self.device.has_driver()
     }
 
     /// All of the model in `source`: sessions of 4096 positions, 1 GiB of caches, all cores.

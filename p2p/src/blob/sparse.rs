@@ -56,7 +56,9 @@ pub fn disk_bytes(bytes: u64, groups: &GroupSet) -> u64 {
 pub fn replace(path: &Path, data: &[&[u8]]) -> Result<(), Error> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
-    let (folder, fresh) = (path.parent().unwrap_or(Path::new(".")), path.with_file_name(name));
+    // The parent of a bare name is empty: the working folder.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let fresh = path.with_file_name(name);
     let write = || {
         match fs::remove_file(&fresh) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

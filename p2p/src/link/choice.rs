@@ -47,9 +47,9 @@ pub(crate) fn choose(now: LinkKind, stream: Option<Figures>, datagram: Option<Fi
     match now {
         LinkKind::Stream if is_better(datagram, stream) => LinkKind::Datagram,
         // In doubt the stream: datagrams stay only while they are not slower at the end of the tail.
-        LinkKind::Datagram | LinkKind::Kmod
-            if is_better(stream, datagram)
-                || sum(stream.p99_us) < sum(datagram.p99_us) * (1.0 - HYSTERESIS) =>
+        LinkKind::Stream => now,
+        _ if is_better(stream, datagram)
+            || sum(stream.p99_us) < sum(datagram.p99_us) * (1.0 - HYSTERESIS) =>
         {
             LinkKind::Stream
         }

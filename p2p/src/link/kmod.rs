@@ -21,9 +21,11 @@ use std::sync::{Mutex, PoisonError};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::attached::{Carrier, Known, Ready, Whole};
 use super::datagram::receive::MAX_OPEN;
 use super::datagram::session::{MAX_SENT, Served};
 use super::datagram::socket::Socket;
+use crate::link_kind::LinkKind;
 
 /// The device file.
 pub(crate) const DEVICE: &str = "/dev/shoal_lan";
@@ -105,14 +107,14 @@ struct Send {
 /// A message that is whole, in a slot of the area.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Event {
+struct Event {
     /// What this end calls the session.
-    pub(crate) session: u64,
-    pub(crate) message: u32,
+    session: u64,
+    message: u32,
     slot: u32,
     generation: u32,
     bytes: u32,
-    pub(crate) epoch: u32,
+    epoch: u32,
     reserved: u32,
 }
 
@@ -170,17 +172,6 @@ request!(Send, _IOWR, 0xa5);
 request!(Wait, _IOWR, 0xa6);
 request!(Release, _IOW, 0xa7);
 request!(Missing, _IOWR, 0xa8);
-
-/// What the module knows of a message that lacks chunks.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Known {
-    /// Nothing.
-    Unknown,
-    /// A set bit is a lacking chunk.
-    Half(Vec<u8>),
-    /// It is complete.
-    Whole,
-}
 
 /// The mapped area.
 #[derive(Debug)]
@@ -277,9 +268,14 @@ impl Module {
     fn ask<R: Request>(&self, mut request: R) -> io::Result<R> {
         ask(self.file.get_ref(), &mut request).map(|()| request)
     }
+}
 
-    /// Takes the data of a session with the neighbor at `to` from now on.
-    pub(crate) fn enter(&self, served: &Served, to: SocketAddr) -> io::Result<()> {
+impl Carrier for Module {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Kmod
+    }
+
+    fn enter(&self, served: &Served, to: SocketAddr) -> io::Result<()> {
         let address = match to.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
@@ -303,18 +299,15 @@ impl Module {
         self.ask(enter).map(|_| ())
     }
 
-    /// Leaves the data of a session to the socket again.
-    pub(crate) fn leave(&self, session: u64) -> io::Result<()> {
+    fn leave(&self, session: u64) -> io::Result<()> {
         self.ask(Id { rx_session: session, message: 0, reserved: 0 }).map(|_| ())
     }
 
-    /// The key of a direction's next epoch.
-    pub(crate) fn rekey(&self, session: u64, outward: bool, (epoch, key): (u32, [u8; 16])) -> io::Result<()> {
+    fn rekey(&self, session: u64, outward: bool, (epoch, key): (u32, [u8; 16])) -> io::Result<()> {
         self.ask(Rekey { rx_session: session, key, epoch, direction: outward.into() }).map(|_| ())
     }
 
-    /// Sends the chunks of a message whose bits are set.
-    pub(crate) fn send(
+    fn send(
         &self,
         session: u64,
         (message, epoch): (u32, u32),
@@ -337,8 +330,7 @@ impl Module {
         self.ask(send).map(|_| ())
     }
 
-    /// What lacks of a message of so many chunks.
-    pub(crate) fn known(&self, session: u64, message: u32, chunks: u16) -> io::Result<Known> {
+    fn known(&self, session: u64, message: u32, chunks: u16) -> io::Result<Known> {
         let mut bits = vec![0; usize::from(chunks).div_ceil(8)];
         let (bitmap, bitmap_bytes) = (bits.as_mut_ptr() as u64, bits.len() as u32);
         let asked = Missing { rx_session: session, bitmap, message, bitmap_bytes, ..Missing::default() };
@@ -350,14 +342,11 @@ impl Module {
         })
     }
 
-    /// Waits until a message is whole, or the module goes.
-    pub(crate) async fn ready(&self) -> io::Result<()> {
-        self.file.readable().await.map(|mut ready| ready.clear_ready())
+    fn ready(&self) -> Ready<'_> {
+        Box::pin(async { self.file.readable().await.map(|mut ready| ready.clear_ready()) })
     }
 
-    /// Hands out the messages that are whole, at most [`EVENTS`] of them, and gives their slots back. How many there were; an error
-    /// when the module serves no longer.
-    pub(crate) fn take(&self, mut hear: impl FnMut(&Event, &[u8])) -> io::Result<usize> {
+    fn take(&self, hear: &mut dyn FnMut(&Whole, &[u8])) -> io::Result<usize> {
         let wait = match self.ask(Wait::default()) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(0),
@@ -372,7 +361,7 @@ impl Module {
             // SAFETY: the slot lies within the mapped area, which lives as long as `self`; from this event until the release below
             // the module writes nothing into it, and this process never does.
             let message = unsafe { std::slice::from_raw_parts(self.area.start.as_ptr().add(at), len) };
-            hear(event, message);
+            hear(&Whole { session: event.session, message: event.message, epoch: event.epoch }, message);
             self.ask(Release { slot: event.slot, generation: event.generation })?;
         }
         Ok(events.len())

@@ -28,11 +28,12 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::Stream;
+use super::attached::Carrier;
+use super::carriers;
 use super::datagram::Time;
 use super::datagram::header::{CHUNK_RANGE, MAX_SESSIONS, session_of};
 use super::datagram::socket::Socket;
 use super::info::LinkInfo;
-use super::kmod::Module;
 use super::neighbor::Neighbor;
 use super::timer::{self, Timer};
 use crate::config::Config;
@@ -41,7 +42,6 @@ use crate::governor::Governor;
 use crate::link_kind::LinkMode;
 
 use agree::Agreed;
-pub use module::module_state;
 
 /// Peers of which it is remembered whether they have a session.
 const MAX_PEERS: usize = 256;
@@ -91,7 +91,7 @@ struct Shared {
     strange: AtomicU64,
     table: Mutex<Table>,
     /// Until it goes.
-    module: Mutex<Option<Arc<Module>>>,
+    carrier: Mutex<Option<Arc<dyn Carrier>>>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -123,7 +123,7 @@ impl Drop for Place {
 }
 
 impl Links {
-    /// Binds the socket of a node that may use datagrams, and opens the kernel module where it may use that. Called within a runtime.
+    /// Binds the socket of a node that may use datagrams, and opens a carrier where it may use one. Called within a runtime.
     ///
     /// # Errors
     /// [`Error::Link`] where what was asked for cannot be had.
@@ -144,12 +144,7 @@ impl Links {
                 return Ok(Self(None));
             }
         };
-        let module = match mode {
-            LinkMode::Kmod => Some(Module::open(&socket).map_err(|error| module::refusal(&error))?),
-            LinkMode::Auto => Module::open(&socket).ok(),
-            LinkMode::Stream | LinkMode::Datagram => None,
-        };
-        let module = module.map(Arc::new);
+        let carrier = carriers::open(mode, &socket)?;
         let shared = Arc::new(Shared {
             me,
             mode,
@@ -161,7 +156,7 @@ impl Links {
             within_host: config.links.within_host,
             strange: AtomicU64::new(0),
             table: Mutex::default(),
-            module: Mutex::new(module.clone()),
+            carrier: Mutex::new(carrier.clone()),
             tasks: Mutex::default(),
         });
         shared.admit(&shared.table());
@@ -170,7 +165,7 @@ impl Links {
             .abort_handle();
         let mut tasks = vec![receives, ticks];
         tasks.extend(
-            module.map(|module| tokio::spawn(module::take(module, Arc::downgrade(&shared))).abort_handle()),
+            carrier.map(|open| tokio::spawn(module::take(open, Arc::downgrade(&shared))).abort_handle()),
         );
         *shared.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
         Ok(Self(Some(shared)))
@@ -226,7 +221,7 @@ impl Links {
         match tokio::time::timeout(AGREE, shared.answer(stream)).await {
             Ok(Ok(Agreed { neighbor, stream, place, .. })) => {
                 // Its end, whichever end made it.
-                let _ = follow::follow(&neighbor, stream, &shared.own_choice()).await;
+                let _ = follow::follow(&neighbor, stream, shared.own_choice().as_ref()).await;
                 shared.end(&neighbor, place);
             }
             Ok(Err(error)) => tracing::debug!(%node, %error, "no session of datagrams"),
@@ -297,10 +292,10 @@ impl Shared {
         self.socket.admit(&names);
     }
 
-    /// The kernel module where this end may choose whether it carries datagrams; none where it was told.
-    fn own_choice(&self) -> Weak<Module> {
-        let module = self.module().filter(|_| self.mode == LinkMode::Auto);
-        module.as_ref().map(Arc::downgrade).unwrap_or_default()
+    /// The carrier where this end may choose whether it carries datagrams; none where it was told.
+    fn own_choice(&self) -> Option<Weak<dyn Carrier>> {
+        let carrier = self.carrier().filter(|_| self.mode == LinkMode::Auto);
+        carrier.as_ref().map(Arc::downgrade)
     }
 
     /// A name for a session, in a free place of the table.

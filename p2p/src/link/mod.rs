@@ -13,6 +13,7 @@
 
 mod attached;
 pub(crate) mod behaviour;
+mod carriers;
 mod choice;
 mod datagram;
 mod info;
@@ -29,8 +30,8 @@ mod stream;
 mod tests;
 mod timer;
 
+pub use carriers::module_state;
 pub use choice::Figures;
 pub use info::LinkInfo;
-pub use links::module_state;
 pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};

@@ -16,14 +16,13 @@ use scheduler::NodeId;
 use scheduler::governor::Resource;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::attached::Attached;
+use super::attached::{Attached, Carrier};
 use super::choice::Figures;
 use super::datagram::send::Place;
 use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
 use super::datagram::{Time, seal::Secret};
 use super::info::LinkInfo;
-use super::kmod::Module;
 use super::timer::Timer;
 use crate::governor::{Governor, Permit};
 use crate::link_kind::LinkKind;
@@ -100,7 +99,7 @@ struct Registered {
 #[derive(Debug)]
 struct State {
     session: Session,
-    /// The kernel module's part in it, where it has one.
+    /// A carrier's part in it, where it has one.
     attached: Option<Attached>,
     lanes: HashMap<u64, Registered>,
     echoes: HashMap<u32, oneshot::Sender<usize>>,
@@ -128,8 +127,8 @@ struct Frames {
 struct Used {
     /// The stream or datagrams, as a [`LinkKind`].
     kind: AtomicU8,
-    /// The kernel module carries the datagrams.
-    outside: AtomicBool,
+    /// What carries the datagrams in place of the socket, as a [`LinkKind`]; 0 while nothing does.
+    outside: AtomicU8,
     /// The session is over.
     closed: AtomicBool,
 }
@@ -163,8 +162,7 @@ impl Link for Neighbor {
     fn kind(&self) -> LinkKind {
         match self.used.kind.load(Ordering::Relaxed) {
             kind if kind == LinkKind::Stream as u8 => LinkKind::Stream,
-            _ if self.used.outside.load(Ordering::Relaxed) => LinkKind::Kmod,
-            _ => LinkKind::Datagram,
+            _ => LinkKind::numbered(self.used.outside.load(Ordering::Relaxed)),
         }
     }
 
@@ -253,7 +251,7 @@ impl Neighbor {
         if self.frames.turn > 0 && before.is_multiple_of(self.frames.turn) {
             self.use_link(match self.kind() {
                 LinkKind::Stream => LinkKind::Datagram,
-                LinkKind::Datagram | LinkKind::Kmod => LinkKind::Stream,
+                _ => LinkKind::Stream,
             });
         }
     }
@@ -292,7 +290,7 @@ impl Neighbor {
         }
         match kind {
             LinkKind::Stream => state.session.give_up(),
-            LinkKind::Datagram | LinkKind::Kmod => {
+            _ => {
                 // Said again: it may have been lost, and a lane that nothing is known of keeps to its stream.
                 let accepted: Vec<u64> =
                     state.lanes.iter().filter(|(_, lane)| lane.accepted).map(|(name, _)| *name).collect();
@@ -307,32 +305,33 @@ impl Neighbor {
         self.room.notify_waiters();
     }
 
-    /// What was measured over the stream, datagrams and the kernel module.
+    /// What was measured over the stream, datagrams and a carrier.
     pub(crate) fn measured(&self, figures: [Option<Figures>; 3]) {
         *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
     }
 
-    /// Has the kernel module carry the datagrams from now on. False where it does not take the session.
-    pub(crate) fn attach(&self, module: &Arc<Module>) -> bool {
+    /// Has a carrier carry the datagrams from now on. False where it does not take the session.
+    pub(crate) fn attach(&self, carrier: &Arc<dyn Carrier>) -> bool {
         let mut state = self.state();
         if state.attached.is_none() && !self.is_closed() {
-            match Attached::new(module.clone(), &mut state.session, self.address) {
+            match Attached::new(carrier.clone(), &mut state.session, self.address) {
                 Ok(attached) => state.attached = Some(attached),
                 Err(error) => {
-                    tracing::info!(node = %self.peer, %error, "the kernel module does not take a session");
+                    tracing::info!(node = %self.peer, link = %carrier.kind(), %error, "a session is not taken");
                 }
             }
         }
-        self.used.outside.store(state.attached.is_some(), Ordering::Relaxed);
+        let kind = state.attached.as_ref().map_or(LinkKind::Stream, Attached::kind);
+        self.used.outside.store(kind as u8, Ordering::Relaxed);
         state.attached.is_some()
     }
 
-    /// The socket carries the datagrams from now on, also those that the module had.
+    /// The socket carries the datagrams from now on, also those that the carrier had.
     pub(crate) fn detach(&self) {
         let mut state = self.state();
         state.session.serve_outside(false);
         state.attached = None;
-        self.used.outside.store(false, Ordering::Relaxed);
+        self.used.outside.store(0, Ordering::Relaxed);
         self.pump(&mut state);
     }
 
@@ -351,18 +350,18 @@ impl Neighbor {
         self.give_keys(state);
     }
 
-    /// A kernel module that takes no keys serves no longer.
+    /// A carrier that takes no keys serves no longer.
     fn give_keys(&self, mut state: MutexGuard<'_, State>) {
         let State { session, attached, .. } = &mut *state;
         let kept = attached.as_mut().map_or(Ok(()), |attached| attached.keep_keys(session));
         drop(state);
         if let Err(error) = kept {
-            tracing::debug!(%error, "the kernel module has no key");
+            tracing::debug!(%error, "the carrier has no key");
             self.detach();
         }
     }
 
-    /// Takes in a message that the kernel module put together. As [`Neighbor::on_train`], nothing is said yet.
+    /// Takes in a message that the carrier put together. As [`Neighbor::on_train`], nothing is said yet.
     pub(crate) fn on_message(&self, message: (u32, u32), sealed: &[u8]) {
         let mut state = self.state();
         state.session.on_message(self.now(), message, sealed);

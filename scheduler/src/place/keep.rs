@@ -1,7 +1,7 @@
 //! When advice is worth following, and what to do without moving other nodes.
 //!
 //! Loading layers costs minutes and takes the node away meanwhile, so a node moves only when the swarm would gain a
-//! third ([`MIN_GAIN`]), said so in three states of the view running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
+//! third ([`MIN_GAIN`]) or, as fast as before, depend on one node for fewer layers ([`Move::secures`]), said so in three states of the view running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
 //! ([`MIN_DWELL_MS`]), it is its turn among the would-be movers of its region, and every layer it leaves is still
 //! held by another node. Readings that flicker (a transient load, a late announcement) therefore move no node.
 //!
@@ -49,8 +49,11 @@ pub struct Move<'a> {
     pub present_tps: f64,
     /// Tokens per second once all nodes followed the advice.
     pub advised_tps: f64,
-    /// Other live holders of each layer, by what they announce now: those who withdrew do not count.
-    pub others: &'a [u32],
+    /// Whether fewer layers have one holder only once all followed.
+    pub secures: bool,
+    /// What of `held` no other live node holds ([`holders::alone`](crate::holders::alone)), by what they announce now: what
+    /// they withdrew from does not count.
+    pub alone: &'a LayerSet,
     /// Nodes of the same region that the advice wants elsewhere, this one included.
     pub movers: &'a [NodeId],
     /// The number of this tick, the same for all nodes (for example minutes of the time of day).
@@ -99,7 +102,8 @@ impl Keeper {
 
     /// One tick. Answering [`Advice::Hold`] counts as having moved.
     pub fn tick(&mut self, now: Millis, choice: &Move<'_>) -> Advice {
-        let worth = choice.advised_tps >= MIN_GAIN * choice.present_tps && choice.advised_tps > 0.0;
+        let gain = if choice.secures { 1.0 } else { MIN_GAIN };
+        let worth = choice.advised_tps >= gain * choice.present_tps && choice.advised_tps > 0.0;
         let elsewhere = choice.advised.filter(|range| worth && LayerSet::from(*range) != *choice.held);
         if elsewhere.is_none() || self.wanted != elsewhere {
             (self.wanted, self.agreed, self.state, self.withdrawn) = (elsewhere, 0, None, None);
@@ -108,7 +112,7 @@ impl Keeper {
         if self.state != Some(choice.state) {
             (self.agreed, self.state) = (self.agreed.saturating_add(1), Some(choice.state));
         }
-        if bares(choice, target) {
+        if !choice.alone.without(target).is_empty() {
             self.withdrawn = None;
             return Advice::Stay;
         }
@@ -138,13 +142,6 @@ fn is_turn(choice: &Move<'_>) -> bool {
         (hash, *node)
     };
     choice.movers.iter().all(|other| ticket(other) >= ticket(&choice.node))
-}
-
-/// Whether a layer that is left would have no holder.
-fn bares(choice: &Move<'_>, target: LayerRange) -> bool {
-    let left = choice.held.ranges().iter().flat_map(|range| range.start()..range.end());
-    left.filter(|layer| !target.contains(*layer))
-        .any(|layer| choice.others.get(layer as usize).is_none_or(|holders| *holders == 0))
 }
 
 /// Keeps the pipelines of `current` that still stand and builds more from the sites that are in none.

@@ -12,7 +12,8 @@
 //! those that choose beside them, and no advice relies on their moving.
 //!
 //! **Better.** *Repaired* moves only members that are in no chain. *Placed* moves any that choose; it is advised where it is worth
-//! [`MIN_GAIN`] times the other. Where nothing serves either way, more layers that have a holder are better.
+//! [`MIN_GAIN`] times the other. Where nothing serves either way, more layers that have a holder are better, and where the speed
+//! is the same, fewer layers that one node alone holds ([`holders`]): its loss would stop every prompt.
 //!
 //! **Steadiness.** A placement from nothing comes out otherwise whenever a figure changes, and what changes is never confirmed. So the
 //! last one is advised again as long as it is worth [`AS_GOOD`] of a new one.
@@ -27,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Ground, MIN_GAIN, Pace, Room, Site, goodput_tps, place, widen};
 use crate::cluster::{MEMBERS, partition};
 use crate::coordinate::Coordinate;
+use crate::holders;
 use crate::route::Router;
 use crate::snapshot::{Host, Links};
 use crate::{LayerRange, LayerSet, NodeId, Pipeline, Request, Segment, Shape, Snapshot};
@@ -81,6 +83,8 @@ pub struct Advised {
     pub present_tps: f64,
     /// Tokens per second once all follow; next to nothing where only layers without a holder become fewer.
     pub advised_tps: f64,
+    /// Whether fewer layers are held by one node alone then, and none by none.
+    pub secures: bool,
     /// Those that should hold something else, by name.
     pub moves: Vec<Segment>,
     /// By name, where each of them is.
@@ -103,11 +107,27 @@ impl Advised {
     }
 }
 
-/// What holdings are worth: tokens per second, and layers that have a holder.
-#[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
+/// What holdings are worth: tokens per second, layers that have a holder, and those that have one only.
+#[derive(Clone, Copy, PartialEq, Debug)]
 struct Worth {
     tps: f64,
     covered: usize,
+    alone: usize,
+}
+
+impl Worth {
+    /// Whether it serves faster, or as fast and more layers outlive the loss of a node.
+    fn is_above(&self, other: &Self) -> bool {
+        let as_fast = self.tps == other.tps;
+        self.tps > other.tps * (1.0 + 1e-9)
+            || as_fast && self.covered > other.covered
+            || as_fast && self.secures(other)
+    }
+
+    /// Whether fewer layers depend on one node, and none was lost for that.
+    fn secures(&self, other: &Self) -> bool {
+        self.covered == other.covered && self.alone < other.alone
+    }
 }
 
 impl Stand {
@@ -171,7 +191,8 @@ impl Stand {
             best.tps
         };
         let regions = regions.collect();
-        Advised { present_tps: present.tps, advised_tps, moves, regions, placed: plan }
+        let secures = best.secures(&present);
+        Advised { present_tps: present.tps, advised_tps, secures, moves, regions, placed: plan }
     }
 
     fn index_of(&self, id: NodeId) -> Option<usize> {
@@ -206,7 +227,13 @@ impl Stand {
                 paces.push(Pace { latency_ms, slowest_ms });
             }
         }
-        (Worth { tps: goodput_tps(&paces, self.concurrency), covered }, used)
+        let alone = holders::bares(&self.named(held)).iter().map(|bares| bares.layers.len() as usize).sum();
+        (Worth { tps: goodput_tps(&paces, self.concurrency), covered, alone }, used)
+    }
+
+    /// `held` with the members' names.
+    fn named(&self, held: &[LayerSet]) -> Vec<(NodeId, LayerSet)> {
+        self.members.iter().map(|member| member.id).zip(held.iter().cloned()).collect()
     }
 
     /// The members as they would be with `held`, idle.
@@ -237,16 +264,16 @@ impl Stand {
         let (mut best, mut moves) = (present, Vec::new());
         for at in idle.into_iter().take(IDLE) {
             let before = held[at].clone();
+            let alone = holders::alone(&self.named(&held), self.members[at].id);
             let mut found = None;
             for window in self.scarce(&held, at) {
-                if self.bares(&held, at, window) {
+                // What it alone holds it does not leave.
+                if !alone.without(window).is_empty() {
                     continue;
                 }
                 held[at] = window.into();
                 let worth = self.worth(&held).0;
-                if worth.tps > best.tps * (1.0 + 1e-9)
-                    || (worth.tps == best.tps && worth.covered > best.covered)
-                {
+                if worth.is_above(&best) {
                     (best, found) = (worth, Some(window));
                 }
             }
@@ -260,13 +287,6 @@ impl Stand {
         }
         moves.sort_unstable_by_key(|segment| segment.node);
         (best, moves)
-    }
-
-    /// Whether a layer that a member leaves for `window` would have no holder.
-    fn bares(&self, held: &[LayerSet], at: usize, window: LayerRange) -> bool {
-        let others = |layer: u32| (0..held.len()).any(|other| other != at && held[other].contains(layer));
-        let own = self.members[at].held.ranges().iter().flat_map(|range| range.start()..range.end());
-        own.into_iter().any(|layer| !window.contains(layer) && !others(layer))
     }
 
     /// Where a member has room: the few places whose layers the others compute slowest, the first ones of equal ones.
@@ -329,7 +349,8 @@ impl Stand {
             }
         }
         moves.sort_unstable_by_key(|segment| segment.node);
-        let worth = if moves.is_empty() { Worth { tps: 0.0, covered: 0 } } else { self.worth(&then).0 };
+        let worth =
+            if moves.is_empty() { Worth { tps: 0.0, covered: 0, alone: 0 } } else { self.worth(&then).0 };
         (worth, moves)
     }
 }
@@ -450,6 +471,30 @@ mod tests {
         assert_eq!(stand.advise(&Advised::default()).moves, []);
     }
 
+    /// Three hold the same, one of them is in the chain, and a fourth alone holds the rest: a spare one goes there, although
+    /// nothing is answered faster, and the other two outlive the loss of either.
+    #[test]
+    fn a_layer_of_one_holder_gets_a_spare_one_where_that_costs_nothing() {
+        let member = |start, end| (set(start, end), 1.0, Some(Room::of_layers(3)));
+        let fixed = |start, end| (set(start, end), 1.0, None);
+        let members = [member(1, 4), fixed(1, 4), fixed(1, 4), fixed(4, 7)];
+        // Whoever passes 4..7 needs the fourth, so a second chain would end there too.
+        let one_at_a_time = |members: &[(LayerSet, f64, Option<Room>)]| {
+            let mut stand = stand(None, 8, members, |_, _| 0.0);
+            stand.concurrency = 1.0;
+            stand.advise(&Advised::default())
+        };
+        let advised = one_at_a_time(&members);
+        assert_eq!(advised.moves, [Segment { node: node(1), layers: LayerRange::new(4, 7).unwrap() }]);
+        assert!(advised.secures && advised.advised_tps == advised.present_tps, "{advised:?}");
+        // With two holders everywhere no node moves; and what a node alone holds it does not leave.
+        let twice = [member(1, 4), fixed(1, 4), fixed(4, 7), fixed(4, 7)];
+        let advised = one_at_a_time(&twice);
+        assert!(advised.moves.is_empty() && !advised.secures, "{advised:?}");
+        let alone = [member(1, 4), fixed(1, 3), fixed(4, 7)];
+        assert_eq!(one_at_a_time(&alone).moves, []);
+    }
+
     /// Two hold the same, one of them is enough, and layers beyond have no holder: both hear the same and each looks at its own row.
     #[test]
     fn of_two_spares_one_leaves() {
@@ -471,14 +516,16 @@ mod tests {
                 let mut seen = [spare(), spare()];
                 seen[1 - at].0 = shown[1 - at].clone();
                 let advised = stand(None, 8, &seen, |_, _| 1.0).advise(&Advised::default());
-                let others: Vec<u32> = (0..8).map(|layer| u32::from(shown[1 - at].contains(layer))).collect();
+                let both =
+                    [(node(1 + at as u64), held.clone()), (node(2 - at as u64), shown[1 - at].clone())];
                 let choice = Move {
                     node: node(at as u64 + 1),
                     held: &held,
                     advised: advised.of(node(at as u64 + 1)),
                     present_tps: advised.present_tps,
                     advised_tps: advised.advised_tps,
-                    others: &others,
+                    secures: advised.secures,
+                    alone: &holders::alone(&both, node(1 + at as u64)),
                     movers: &advised.movers(node(at as u64 + 1)),
                     tick: step / 60,
                     state: step,

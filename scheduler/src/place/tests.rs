@@ -118,7 +118,8 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
         advised: Some(target),
         present_tps: 10.0,
         advised_tps: 14.0,
-        others: &[1, 1, 1, 1, 0, 0, 0, 0],
+        secures: false,
+        alone: &LayerSet::default(),
         movers: &[me],
         tick: 1,
         state: 0,
@@ -137,7 +138,13 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
     let mut keeper = Keeper::default();
     let small = Move { advised_tps: 13.0, ..choice.clone() };
     assert_eq!(run(&small, &mut keeper, 0), [Advice::Stay; 3], "30 % is not worth it");
-    let bared = Move { others: &[1, 1, 0, 1, 0, 0, 0, 0], ..choice.clone() };
+    let mut keeper = Keeper::default();
+    let secures = Move { advised_tps: 10.0, secures: true, ..choice.clone() };
+    assert_eq!(run(&secures, &mut keeper, 0)[2], Advice::Withdraw(target), "a second holder is");
+    let slower = Move { advised_tps: 9.9, secures: true, ..choice.clone() };
+    assert_eq!(run(&slower, &mut Keeper::default(), 0), [Advice::Stay; 3], "and not at the price of speed");
+    let second = LayerSet::from(LayerRange::new(2, 3).unwrap());
+    let bared = Move { alone: &second, ..choice.clone() };
     assert_eq!(run(&bared, &mut Keeper::default(), 0), [Advice::Stay; 3], "layer 2 would be bare");
     let mut keeper = Keeper::default();
     assert_eq!(run(&choice, &mut keeper, 0)[2], Advice::Withdraw(target));
@@ -179,16 +186,17 @@ fn two_deaf_nodes_never_both_leave_while_they_may_believe_in_each_other() {
         advised: LayerRange::new(4, 8),
         present_tps: 10.0,
         advised_tps: 14.0,
-        others: &[],
+        secures: false,
+        alone: &held,
         movers: &[],
         tick: 1,
         state: 0,
     };
     // The other was heard last at 0, withdrew at once, and is believed until its word expires.
-    let believed = |now: u64| if now <= lasts_ms { [1u32; 8] } else { [0; 8] };
+    let believed = |now: u64| if now <= lasts_ms { LayerSet::default() } else { held.clone() };
     let leaves = |mut keeper: Keeper| {
         (0..400_000).step_by(2_000).find(|now| {
-            let choice = Move { others: &believed(*now), state: *now, ..choice.clone() };
+            let choice = Move { alone: &believed(*now), state: *now, ..choice.clone() };
             matches!(keeper.tick(Millis(*now), &choice), Advice::Hold(_))
         })
     };

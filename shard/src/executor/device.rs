@@ -37,6 +37,17 @@ pub enum DeviceName {
     Gpu(GpuName),
 }
 
+impl DeviceName {
+    /// Whether a driver computes, which may fail and wants more of the system than a worker is left with otherwise.
+    pub fn has_driver(self) -> bool {
+        match self {
+            // What `auto` chooses is known once it has been opened.
+            Self::Auto | Self::Cpu | Self::CandleCpu => false,
+            Self::Cuda(_) | Self::Metal | Self::Gpu(_) => true,
+        }
+    }
+}
+
 /// A GPU as a user names it: `gpu:0`, `gpu:0,cpu`, and with the memory that may be taken `gpu:0:8000000000,cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuName {
@@ -361,6 +372,7 @@ mod tests {
         ] {
             assert_eq!((name.parse::<DeviceName>().unwrap(), device.to_string().as_str()), (device, name));
         }
+        assert!(DeviceName::Metal.has_driver() && !DeviceName::Auto.has_driver());
         assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
         assert_eq!("gpu".parse::<DeviceName>().unwrap(), DeviceName::Gpu(GpuName::default()));
         for name in

@@ -52,12 +52,7 @@ mod workspace;
 use scheduler::{CacheType, LayerRange, SessionKind};
 
 pub use crate::gguf::Ends;
-use crate::{
-    Error, Result,
-    models::Blueprint,
-    round::Rounding,
-    state::{Kind, SessionState},
-};
+use crate::{Error, Result, models::Blueprint, round::Rounding, state::SessionState};
 pub use chain::Chain;
 pub use device::{Device, DeviceName, GpuName, gpus, load, overdue};
 pub use pooled::{Pooled, Pooling};
@@ -151,7 +146,7 @@ pub struct Pass<'a> {
 /// What computes some consecutive layers of one model.
 ///
 /// A pass is one virtual call; what it costs beyond that is the executor's own. Adding an executor: a module that
-/// implements this trait and [`Buffers`], and its row in [`load`].
+/// implements this trait and [`Buffers`], and its device in `device.rs`, where the compiler names every match that lacks it.
 pub trait Executor: Send + Sync {
     /// What the model is.
     fn blueprint(&self) -> &Blueprint;
@@ -415,8 +410,7 @@ fn read_bytes(blueprint: &Blueprint, layers: LayerRange, position: usize) -> usi
                 let seen = blueprint.layers[layer].attention.window().unwrap_or(usize::MAX).min(position);
                 seen * shape.position_len() * size_of::<u16>()
             }
-            (None, Kind::Recurrent { width }) => width * size_of::<f32>(),
-            (None, Kind::Paged(_) | Kind::Nothing) => 0,
+            (None, kind) => kind.whole_bytes(),
         })
         .sum()
 }

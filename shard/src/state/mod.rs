@@ -77,6 +77,14 @@ impl Kind {
         }
     }
 
+    /// Bytes that each row reads of the state whatever its position.
+    pub fn whole_bytes(self) -> usize {
+        match self {
+            Self::Recurrent { width } => width * size_of::<f32>(),
+            Self::Paged(_) | Self::Nothing => 0,
+        }
+    }
+
     /// Whether a state goes back to any position; where it does not, what follows a checkpoint is computed again.
     pub fn goes_back(self) -> bool {
         match self {

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use scheduler::cluster::{MEMBERS, partition};
+use scheduler::holders::alone;
 use scheduler::place::stand::{Advised, Stand};
 use scheduler::place::{self, Advice, Keeper, Move, Room};
 use scheduler::{LayerRange, LayerSet, Millis, ModelId, NodeId, Pipeline, Segment};
@@ -83,31 +84,32 @@ impl Run<'_> {
         let room = |&i: &usize| (id(i), Room::of_layers(self.world.machines[i].room));
         let rooms: BTreeMap<NodeId, Room> = alive.iter().map(room).collect();
         let places = alive.iter().map(|&i| (id(i), view.coordinate(id(i)).unwrap_or_default())).collect();
-        let mut holders = vec![0u32; layers as usize];
-        for layer in alive.iter().flat_map(|&i| layers_of(&self.shown(id(i)))) {
-            holders[layer as usize] += 1;
-        }
+        let shown: Vec<(NodeId, LayerSet)> = alive.iter().map(|&i| (id(i), self.shown(id(i)))).collect();
         for group in partition(places, MEMBERS) {
             let members = group.iter().copied().collect();
             let Some(stand) = Stand::of(&snapshot, &members, &rooms, within) else { continue };
             let last = group.first().and_then(|first| self.placed.advised.remove(first)).unwrap_or_default();
             let advised = stand.advise(&last);
-            group.iter().for_each(|node| self.follow(index(*node), &advised, &holders));
+            group.iter().for_each(|node| self.follow(index(*node), &advised, &shown));
             self.placed.advised.extend(group.first().map(|first| (*first, advised)));
         }
     }
 
-    fn follow(&mut self, at: usize, advised: &Advised, holders: &[u32]) {
-        let shown = self.shown(id(at));
-        let others = holders.iter().zip(0..).map(|(held, layer)| held - u32::from(shown.contains(layer)));
+    fn follow(&mut self, at: usize, advised: &Advised, shown: &[(NodeId, LayerSet)]) {
         let held: LayerSet = self.world.machines[at].held.iter().copied().collect();
+        // Who is advised nothing leaves nothing.
+        let alone = advised.of(id(at)).map(|_| {
+            let others = shown.iter().filter(|(node, _)| *node != id(at)).cloned();
+            alone(&others.chain([(id(at), held.clone())]).collect::<Vec<_>>(), id(at))
+        });
         let choice = Move {
             node: id(at),
             held: &held,
             advised: advised.of(id(at)),
             present_tps: advised.present_tps,
             advised_tps: advised.advised_tps,
-            others: &others.collect::<Vec<u32>>(),
+            secures: advised.secures,
+            alone: &alone.unwrap_or_default(),
             movers: &advised.movers(id(at)),
             tick: (self.now / CONSIDER_MS) as u64,
             state: self.chooser.view.epoch(),
@@ -154,8 +156,4 @@ impl Run<'_> {
             self.world.machines[at].held = vec![range];
         }
     }
-}
-
-fn layers_of(set: &LayerSet) -> Vec<u32> {
-    set.ranges().iter().flat_map(|range| range.start()..range.end()).collect()
 }

@@ -20,7 +20,7 @@
 use std::collections::BTreeMap;
 
 use scheduler::{
-    LayerRange, LayerSet, Millis, NodeId,
+    LayerRange, LayerSet, Millis, NodeId, holders,
     layer_cost::LayerCosts,
     place::{
         Advice, Keeper, Move, Room,
@@ -130,6 +130,7 @@ impl Placing {
 
 /// What another node holds.
 struct Other {
+    node: NodeId,
     /// The number of its announcement.
     sequence: u64,
     held: LayerSet,
@@ -145,22 +146,15 @@ fn heard(others: &[Other]) -> u64 {
     others.iter().fold(0, |sum, other| sum.wrapping_add(other.sequence))
 }
 
-/// Holders of each layer.
-fn holders(num_layers: u32, others: &[Other]) -> Vec<u32> {
-    (0..num_layers).map(|layer| others.iter().filter(|o| o.held.contains(layer)).count() as u32).collect()
+/// What of its `own` layers this node, `me`, alone holds.
+fn alone(me: NodeId, own: &LayerSet, others: &[Other]) -> LayerSet {
+    let held = others.iter().map(|other| (other.node, other.held.clone())).chain([(me, own.clone())]);
+    holders::alone(&held.collect::<Vec<_>>(), me)
 }
 
 /// The layers that are placed: the ends are everybody's own.
 fn between(num_layers: u32) -> Option<LayerRange> {
     LayerRange::new(1, num_layers.saturating_sub(1))
-}
-
-/// Whether a layer of `own` that is not in `target` has no other holder.
-fn leaves_bare(own: &LayerSet, target: LayerRange, holders: &[u32]) -> bool {
-    let layers = own.ranges().iter().flat_map(|range| range.start()..range.end());
-    layers
-        .filter(|layer| !target.contains(*layer))
-        .any(|layer| holders.get(layer as usize).is_none_or(|held| *held == 0))
 }
 
 impl Serving {
@@ -195,8 +189,8 @@ impl Serving {
         let Some(room) = self.place_room() else { return switched };
         let (num_layers, others, own) =
             (self.models.first.ready.num_layers, self.others(view), self.between_ends());
-        let holders = holders(num_layers, &others);
-        let bare = (1..num_layers - 1).any(|layer| holders[layer as usize] == 0 && !own.contains(layer));
+        let held = others.iter().fold(own.clone(), |held, other| held.union(&other.held));
+        let bare = (1..num_layers - 1).any(|layer| !held.contains(layer));
         let hurry = if bare { HURRY } else { 1 };
         let placing = &mut self.placing;
         let Some((state, advised)) = placing.considered() else {
@@ -217,7 +211,8 @@ impl Serving {
             advised: advised.of(self.node.me),
             present_tps: advised.present_tps,
             advised_tps: advised.advised_tps,
-            others: &holders,
+            secures: advised.secures,
+            alone: &alone(self.node.me, &own, &others),
             movers: &advised.movers(self.node.me),
             tick: turn(unix_ms, hurry),
             state: if bare { placing.clock.0 } else { state },
@@ -270,7 +265,7 @@ impl Serving {
             let holding =
                 capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
             let sequence = capability.claim().sequence;
-            Some(Other { sequence, held: holding.loaded_set() })
+            Some(Other { node: *node, sequence, held: holding.loaded_set() })
         };
         view.facts.keys().filter_map(of).collect()
     }
@@ -322,8 +317,8 @@ impl Serving {
             self.placing.withdrawn = None;
             return true;
         }
-        let holders = holders(self.models.first.ready.num_layers, &self.others(view));
-        if leaves_bare(&self.between_ends(), layers, &holders) {
+        let alone = alone(self.node.me, &self.between_ends(), &self.others(view));
+        if !alone.without(layers).is_empty() {
             tracing::info!(%layers, "no other node holds what this node would leave any more: it stays");
             worker.kill();
             self.placing.withdrawn = None;
@@ -352,24 +347,24 @@ mod tests {
     }
 
     fn other(start: u32, end: u32) -> Other {
-        Other { sequence: 1, held: set(start, end) }
+        Other { node: NodeId::numbered(2), sequence: 1, held: set(start, end) }
     }
 
     #[test]
-    fn holders_of_each_layer_are_counted() {
-        let others = [other(1, 4), other(4, 6)];
-        assert_eq!(holders(8, &others), [0, 1, 1, 1, 1, 1, 0, 0]);
+    fn the_ends_are_not_placed() {
         assert_eq!((between(8), between(2)), (LayerRange::new(1, 7), None));
     }
 
     #[test]
     fn who_became_the_last_holder_while_it_loaded_stays() {
         let (own, target) = (set(1, 4), LayerRange::new(3, 6).unwrap());
-        let both = [other(1, 4)];
-        assert!(!leaves_bare(&own, target, &holders(8, &both)));
-        assert!(leaves_bare(&own, target, &holders(8, &[other(2, 4)])), "layer 1 is its own alone");
-        assert!(leaves_bare(&own, target, &holders(8, &[])));
-        assert!(!leaves_bare(&set(3, 5), target, &holders(8, &[])), "nothing is left");
+        let me = NodeId::numbered(1);
+        let leaves_bare =
+            |own: &LayerSet, others: &[Other]| !alone(me, own, others).without(target).is_empty();
+        assert!(!leaves_bare(&own, &[other(1, 4)]));
+        assert!(leaves_bare(&own, &[other(2, 4)]), "layer 1 is its own alone");
+        assert!(leaves_bare(&own, &[]));
+        assert!(!leaves_bare(&set(3, 5), &[]), "nothing is left");
     }
 
     #[test]

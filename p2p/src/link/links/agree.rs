@@ -72,8 +72,9 @@ impl Shared {
         let (socket, governor) = (self.socket.clone(), self.governor.clone());
         let rest = (self.timer.clone(), seat, (self.turn, direction == Direction::FromDialer));
         let neighbor = Arc::new(Neighbor::new(session, peer, way, socket, governor, rest));
-        if let (LinkMode::Kmod, Some(module)) = (self.mode, self.module()) {
-            neighbor.attach(&module);
+        // One that was asked for is not measured first.
+        if let Some(carrier) = self.carrier().filter(|_| self.mode != LinkMode::Auto) {
+            neighbor.attach(&carrier);
         }
         let mut table = self.table();
         table.places.insert(here % MAX_SESSIONS as u64, (here, Some(neighbor.clone())));
@@ -117,10 +118,10 @@ impl Shared {
         // A stream that waits takes the session.
         let _ = done.send(());
         let shared = Arc::downgrade(&self);
-        let module = self.own_choice();
+        let carrier = self.own_choice();
         drop(self);
         // Its end, whichever end made it.
-        let narrower = lead::lead(&neighbor, stream, (forced, module)).await.ok().flatten();
+        let narrower = lead::lead(&neighbor, stream, (forced, carrier)).await.ok().flatten();
         if let Some(shared) = shared.upgrade() {
             shared.end(&neighbor, place);
             if let Some(most) = narrower {

@@ -11,9 +11,9 @@ use x25519_dalek::{EphemeralSecret, PublicKey};
 use super::words::{ECHO, KEYED, KEYS, LEFT, PUBLIC_LEN, USE, WORN};
 use super::{lead, refused};
 use crate::error::HopError;
+use crate::link::attached::Carrier;
 use crate::link::choice::ECHO_BYTES;
 use crate::link::datagram::seal::Secret;
-use crate::link::kmod::Module;
 use crate::link::neighbor::Neighbor;
 use crate::link::{Reader, Stream, Writer};
 use crate::link_kind::LinkKind;
@@ -21,11 +21,11 @@ use crate::link_kind::LinkKind;
 /// Processor time of an exchange of keys, us.
 const EXCHANGE_US: u64 = 200;
 
-/// Does what the dialer of a session says, until it ends. `module` is this end's to choose, where there is one.
+/// Does what the dialer of a session says, until it ends. `carrier` is this end's to choose, where there is one.
 pub(super) async fn follow(
     neighbor: &Arc<Neighbor>,
     stream: Stream,
-    module: &Weak<Module>,
+    carrier: Option<&Weak<dyn Carrier>>,
 ) -> Result<(), HopError> {
     let (mut reader, mut writer) = stream.split();
     let mut payload = Vec::new();
@@ -53,8 +53,8 @@ pub(super) async fn follow(
                 trial.shutdown().await;
                 let datagrams = number == LinkKind::Datagram as u32;
                 neighbor.use_link(if datagrams { LinkKind::Datagram } else { LinkKind::Stream });
-                if datagrams && module.strong_count() > 0 {
-                    trial.spawn(lead::own_module(neighbor.clone(), module.clone()));
+                if let Some(carrier) = carrier.filter(|open| datagrams && open.strong_count() > 0) {
+                    trial.spawn(lead::own_carrier(neighbor.clone(), carrier.clone()));
                 }
             }
             KEYS => {

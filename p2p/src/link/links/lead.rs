@@ -8,10 +8,10 @@ use x25519_dalek::{EphemeralSecret, PublicKey};
 use super::words::{ECHO, KEYED, KEYS, PUBLIC_LEN, USE, Unasked, word};
 use super::{AGAIN, RECOVER};
 use crate::error::HopError;
+use crate::link::attached::Carrier;
 use crate::link::choice::{ECHO_BYTES, Figures, choose, is_better};
 use crate::link::datagram::header::{CHUNK_BYTES, CHUNK_RANGE};
 use crate::link::datagram::seal::Secret;
-use crate::link::kmod::Module;
 use crate::link::neighbor::{Link, Neighbor};
 use crate::link::{Reader, Stream, Writer};
 use crate::link_kind::LinkKind;
@@ -28,12 +28,12 @@ const LADDER: [usize; 5] = [CHUNK_BYTES, 1_344, 1_280, 1_152, *CHUNK_RANGE.start
 /// How long the end that follows waits with its own measuring, so that the dialer's is over.
 const TURN: Duration = Duration::from_millis(500);
 
-/// Says which link both ends use, as long as the session lasts. Where this end may choose whether its kernel module is used there is
+/// Says which link both ends use, as long as the session lasts. Where this end may choose whether its carrier is used there is
 /// one, and it is measured too. Returns the longest chunk that the way carries, where it carries none of this session's.
 pub(super) async fn lead(
     neighbor: &Neighbor,
     stream: Stream,
-    (forced, module): (bool, Weak<Module>),
+    (forced, carrier): (bool, Option<Weak<dyn Carrier>>),
 ) -> Result<Option<usize>, HopError> {
     let (mut reader, mut writer) = stream.split();
     let (mut unasked, mut failures) = (Unasked::default(), 0);
@@ -51,8 +51,8 @@ pub(super) async fn lead(
         if forced && open {
             say(neighbor, LinkKind::Datagram, &mut writer).await?;
         }
-        let module = module.upgrade();
-        if module.is_some() {
+        let carrier = carrier.as_ref().and_then(Weak::upgrade);
+        if carrier.is_some() {
             neighbor.detach();
         }
         let mut times: [[Vec<f64>; 3]; 2] = Default::default();
@@ -74,7 +74,7 @@ pub(super) async fn lead(
         }
         let [stream_figures, datagram_figures] = times.map(figures);
         let mut all = [stream_figures, datagram_figures, None];
-        if neighbor.kind() == LinkKind::Kmod {
+        if !matches!(neighbor.kind(), LinkKind::Stream | LinkKind::Datagram) {
             all.swap(1, 2);
         }
         neighbor.measured(all);
@@ -82,8 +82,8 @@ pub(super) async fn lead(
             let kind = choose(neighbor.kind(), stream_figures, datagram_figures);
             say(neighbor, kind, &mut writer).await?;
         }
-        if let (LinkKind::Datagram, Some(module)) = (neighbor.kind(), module) {
-            all[2] = with_module(neighbor, &module, datagram_figures).await;
+        if let (LinkKind::Datagram, Some(carrier)) = (neighbor.kind(), carrier) {
+            all[2] = with_carrier(neighbor, &carrier, datagram_figures).await;
             neighbor.measured(all);
         }
         // A host too busy to answer in time is asked again soon.
@@ -203,20 +203,24 @@ async fn datagrams(neighbor: &Neighbor) -> Option<Figures> {
     Figures::of(times)
 }
 
-/// The end that did not dial finds out by itself whether its kernel module is used.
-pub(super) async fn own_module(neighbor: Arc<Neighbor>, module: Weak<Module>) {
+/// The end that did not dial finds out by itself whether its carrier is used.
+pub(super) async fn own_carrier(neighbor: Arc<Neighbor>, carrier: Weak<dyn Carrier>) {
     tokio::time::sleep(TURN).await;
     neighbor.detach();
     let socket = datagrams(&neighbor).await;
-    if let Some(module) = module.upgrade() {
-        let kmod = with_module(&neighbor, &module, socket).await;
-        neighbor.measured([neighbor.info().stream, socket, kmod]);
+    if let Some(carrier) = carrier.upgrade() {
+        let carried = with_carrier(&neighbor, &carrier, socket).await;
+        neighbor.measured([neighbor.info().stream, socket, carried]);
     }
 }
 
-/// Measures datagrams with the kernel module of this end, which stays if it is faster than the socket.
-async fn with_module(neighbor: &Neighbor, module: &Arc<Module>, socket: Option<Figures>) -> Option<Figures> {
-    if !neighbor.attach(module) {
+/// Measures datagrams with the carrier of this end, which stays if it is faster than the socket.
+async fn with_carrier(
+    neighbor: &Neighbor,
+    carrier: &Arc<dyn Carrier>,
+    socket: Option<Figures>,
+) -> Option<Figures> {
+    if !neighbor.attach(carrier) {
         return None;
     }
     let measured = datagrams(neighbor).await;

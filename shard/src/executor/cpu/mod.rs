@@ -195,7 +195,7 @@ impl Executor for Shard {
                 let (_, rule) = self.blueprint.sight(layer, kind.attention);
                 Box::new(Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu))
             }
-            kind @ (Kind::Recurrent { .. } | Kind::Nothing) => kind.empty(self.context),
+            kind => kind.empty(self.context),
         }
     }
 

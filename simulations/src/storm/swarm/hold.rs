@@ -2,6 +2,7 @@
 
 use scheduler::capability::{Claim, Holding};
 use scheduler::coordinate::Coordinate;
+use scheduler::holders::alone;
 use scheduler::place::{Advice, Move};
 use scheduler::recover::Failure;
 use scheduler::rng::Rng;
@@ -105,11 +106,11 @@ impl Swarm {
         let machine = &mut self.machines[at];
         machine.moving.ticks += 1;
         machine.view.expire(now);
-        let mut others = vec![0u32; layers as usize];
+        let mut shown = vec![(id(at), machine.stage.held.clone())];
         for node in (0..self.options.size.nodes).filter(|other| *other != at) {
             let Some(known) = machine.view.get(id(node)) else { continue };
             let held = known.holding(ModelId::default()).map(Holding::loaded_set).unwrap_or_default();
-            (0..layers).filter(|layer| held.contains(*layer)).for_each(|layer| others[layer as usize] += 1);
+            shown.push((id(node), held));
         }
         let choice = Move {
             node: id(at),
@@ -117,7 +118,8 @@ impl Swarm {
             advised: machine.moving.wanted,
             present_tps: 1.0,
             advised_tps: 2.0,
-            others: &others,
+            secures: false,
+            alone: &alone(&shown, id(at)),
             movers: &movers,
             tick: self.now / TICK_MS,
             state: machine.view.epoch(),
