@@ -25,6 +25,7 @@
 //! `body.rs`, `server.rs` and [`Config`].
 #![forbid(unsafe_code)]
 
+pub mod agent;
 mod answer;
 mod anthropic;
 mod body;
