@@ -9,7 +9,7 @@
 //! |---|---|
 //! | bytes of a body | [`MAX_BODY_BYTES`], for `/session`, which wants no token, [`MAX_TICKET_BYTES`] |
 //! | time from the head to the last byte | [`DEADLINE`], for `/session` [`TICKET_DEADLINE`] |
-//! | bytes of all bodies that are being read or parsed | [`MAX_HELD_BYTES`] ([`Held`]) |
+//! | bytes of all bodies that are being read or parsed | the door of [`Door::BodyBytes`] |
 //! | nesting, values, members of objects | [`MAX_DEPTH`], [`MAX_VALUES`], [`MAX_MEMBERS`] |
 
 use std::{sync::Arc, time::Duration};
@@ -23,11 +23,12 @@ use axum::{
 };
 use futures::StreamExt;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     App,
+    doors::{Door, Doors, Pass},
     error::{ApiError, Dialect, Kind},
+    keys,
 };
 
 /// Longest body: the longest prompt a template may print, several times over.
@@ -45,37 +46,44 @@ pub const MAX_MEMBERS: usize = 1 << 16;
 const DEADLINE: Duration = Duration::from_secs(60);
 /// A ticket is one packet.
 const TICKET_DEADLINE: Duration = Duration::from_secs(5);
-/// Bytes of bodies under way at any time: four of the longest, or thousands of ordinary ones.
-const MAX_HELD_BYTES: usize = 4 * MAX_BODY_BYTES;
-/// What bodies are accounted in.
-const UNIT_BYTES: usize = 1 << 10;
+/// A body that comes in small parts is accounted for by so many bytes ahead at most.
+const MOST_AHEAD_BYTES: usize = 64 << 10;
 /// When a client that met full accounts may try again: bodies are read in milliseconds.
 const RETRY_AFTER_S: u32 = 1;
 
-/// Bytes of bodies that are being read or parsed, over all connections.
-#[derive(Clone, Debug)]
-pub(crate) struct Held(Arc<Semaphore>);
-
-impl Default for Held {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_HELD_BYTES / UNIT_BYTES)))
-    }
+/// Bytes of one body that are accounted for, until this is dropped.
+struct Held<'a> {
+    doors: &'a dyn Doors,
+    passes: Vec<Pass>,
+    bytes: usize,
 }
 
-impl Held {
-    /// Accounts for `bytes` until what is returned is dropped; at once, or not at all.
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let units = bytes.div_ceil(UNIT_BYTES) as u32;
-        self.0.clone().try_acquire_many_owned(units).map_err(|_| ApiError {
+impl<'a> Held<'a> {
+    fn new(doors: &'a dyn Doors) -> Self {
+        Self { doors, passes: Vec::new(), bytes: 0 }
+    }
+
+    /// Accounts for so many bytes in all; at once, or not at all.
+    fn reach(&mut self, bytes: usize) -> Result<(), ApiError> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        // By half at least, so that many small parts take few passes.
+        let more = (bytes - self.bytes).max(self.bytes.min(MOST_AHEAD_BYTES));
+        let holder = keys::holder();
+        let pass = self.doors.take(Door::BodyBytes, holder.as_deref(), more as u64);
+        self.passes.push(pass.map_err(|full| ApiError {
             retry_after_s: Some(RETRY_AFTER_S),
             ..ApiError::new(
                 Kind::Busy,
                 format!(
                     "the bodies that are being read have {} MiB together, which is the most; try again in {RETRY_AFTER_S} s",
-                    MAX_HELD_BYTES >> 20
+                    full.most >> 20
                 ),
             )
-        })
+        })?);
+        self.bytes += more;
+        Ok(())
     }
 }
 
@@ -97,7 +105,7 @@ impl FromRequest<Arc<App>> for JsonBody {
         if !(ollama && request.extensions().get::<Authorized>().is_some()) {
             json_only(request.headers())?;
         }
-        read(request, &app.held, MAX_BODY_BYTES, DEADLINE).await.map(JsonBody)
+        read(request, &*app.doors, MAX_BODY_BYTES, DEADLINE).await.map(JsonBody)
     }
 }
 
@@ -110,7 +118,7 @@ impl FromRequest<Arc<App>> for TicketBody {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         json_only(request.headers())?;
-        read(request, &app.held, MAX_TICKET_BYTES, TICKET_DEADLINE).await.map(TicketBody)
+        read(request, &*app.doors, MAX_TICKET_BYTES, TICKET_DEADLINE).await.map(TicketBody)
     }
 }
 
@@ -125,7 +133,12 @@ fn json_only(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Reads a body of at most `most` bytes within `deadline`, and parses it.
-async fn read(request: Request, held: &Held, most: usize, deadline: Duration) -> Result<Value, ApiError> {
+async fn read(
+    request: Request,
+    doors: &dyn Doors,
+    most: usize,
+    deadline: Duration,
+) -> Result<Value, ApiError> {
     let too_large = || {
         let (n, unit) = if most < 1 << 20 { (most >> 10, "KiB") } else { (most >> 20, "MiB") };
         ApiError::new(Kind::TooLarge, format!("the body has more than {n} {unit}"))
@@ -137,32 +150,23 @@ async fn read(request: Request, held: &Held, most: usize, deadline: Duration) ->
     }
     let reading = async {
         let mut parts = request.into_body().into_data_stream();
-        let (mut bytes, mut bounds, mut permits) = (Vec::new(), Bounds::default(), Vec::new());
+        let (mut bytes, mut bounds, mut held) = (Vec::new(), Bounds::default(), Held::new(doors));
         while let Some(part) = parts.next().await {
             let part = part.map_err(|_| ApiError::new(Kind::Invalid, "the body could not be read"))?;
             if bytes.len() + part.len() > most {
                 return Err(too_large());
             }
             bounds.scan(&part)?;
-            // Small parts share a unit: only growth beyond what is accounted for is taken.
-            let accounted = permits.iter().map(OwnedSemaphorePermit::num_permits).sum::<usize>() * UNIT_BYTES;
-            let needed = (bytes.len() + part.len()).saturating_sub(accounted);
-            if needed > 0 {
-                let permit = held.take(needed)?;
-                match permits.first_mut() {
-                    Some(first) => OwnedSemaphorePermit::merge(first, permit),
-                    None => permits.push(permit),
-                }
-            }
+            held.reach(bytes.len() + part.len())?;
             bytes.extend_from_slice(&part);
         }
-        Ok((bytes, permits))
+        Ok((bytes, held))
     };
     let late = |_| {
         let seconds = deadline.as_secs();
         ApiError::new(Kind::Timeout, format!("the body did not arrive within {seconds} s; send it at once"))
     };
-    let (bytes, _permits) = tokio::time::timeout(deadline, reading).await.map_err(late)??;
+    let (bytes, _held) = tokio::time::timeout(deadline, reading).await.map_err(late)??;
     from_json(&bytes)
 }
 
@@ -232,6 +236,7 @@ impl Bounds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doors::Alone;
 
     fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
         Bounds::default().scan(bytes)?;
@@ -275,11 +280,21 @@ mod tests {
 
     #[test]
     fn bytes_held_are_bounded_and_come_back() {
-        let held = Held::default();
-        let most = held.take(MAX_HELD_BYTES).unwrap();
-        let refused = held.take(1).unwrap_err();
+        let doors = Alone::default();
+        let all = doors.standing(Door::BodyBytes).most as usize;
+        let used = || doors.standing(Door::BodyBytes).used as usize;
+        let mut held = Held::new(&doors);
+        for bytes in [1, 7, 800, 5_000, 300_000] {
+            held.reach(bytes).unwrap();
+            assert!((bytes..bytes + MOST_AHEAD_BYTES).contains(&used()), "{bytes}: {}", used());
+        }
+        let before = held.passes.len();
+        (300_001..360_000).for_each(|bytes| held.reach(bytes).unwrap());
+        assert_eq!(held.passes.len(), before + 1, "small parts share a pass");
+        held.reach(all).unwrap();
+        let refused = Held::new(&doors).reach(1).unwrap_err();
         assert_eq!((refused.kind, refused.retry_after_s), (Kind::Busy, Some(RETRY_AFTER_S)));
-        drop(most);
-        assert!(held.take(MAX_BODY_BYTES).is_ok());
+        drop(held);
+        assert_eq!(used(), 0);
     }
 }

@@ -53,6 +53,11 @@ pub(crate) async fn asked_by<F: Future>(name: Option<String>, handled: F) -> F::
     CALLER.scope(name, handled).await
 }
 
+/// The name of the key that was brought, in a task that handles a request; `None` for the owner.
+pub(crate) fn holder() -> Option<String> {
+    CALLER.try_with(Clone::clone).ok().flatten()
+}
+
 /// Whether this task handles a request of the owner.
 pub(crate) fn asked_by_owner() -> bool {
     CALLER.try_with(Option::is_none).unwrap_or(true)
@@ -65,7 +70,7 @@ pub(crate) fn open_to_holders(path: &str) -> bool {
 
 /// Lets a request of a holder pass while his quota lasts.
 pub(crate) fn admit(keys: Option<&Arc<dyn Keys>>) -> Result<(), ApiError> {
-    let Some((keys, name)) = keys.zip(CALLER.try_with(Clone::clone).ok().flatten()) else { return Ok(()) };
+    let Some((keys, name)) = keys.zip(holder()) else { return Ok(()) };
     keys.admit(&name).map_err(|seconds| ApiError {
         retry_after_s: Some(seconds),
         ..ApiError::new(
@@ -87,7 +92,7 @@ pub(crate) struct Account {
 impl Account {
     /// Of an answer of `model` that begins for whom this task serves.
     pub(crate) fn begin(keys: Option<Arc<dyn Keys>>, model: &str) -> Self {
-        let name = CALLER.try_with(Clone::clone).ok().flatten();
+        let name = holder();
         let took = Duration::ZERO;
         let taken = Taken { model: model.to_owned(), prompt_tokens: 0, tokens: 0, outcome: "left", took };
         Self { keys, name, begun: Instant::now(), taken: Mutex::new(taken) }

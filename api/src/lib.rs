@@ -21,8 +21,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Limits: HTTP/1.1 without TLS (a proxy adds it); bodies, depth, counts, connections and answers are bounded, see
-//! `body.rs`, `server.rs` and [`Config`].
+//! Limits: HTTP/1.1 without TLS (a proxy adds it); depth and counts of bodies are bounded in `body.rs`, and what all clients
+//! hold together (connections, bodies, answers) at the [`doors`].
 #![forbid(unsafe_code)]
 
 pub mod agent;
@@ -34,6 +34,7 @@ pub mod choice;
 mod conversation_routes;
 pub mod conversations;
 mod cors;
+pub mod doors;
 mod error;
 mod fields;
 mod guard;
@@ -74,7 +75,7 @@ pub(crate) struct App {
     pub access: guard::Access,
     pub origins: cors::Origins,
     pub queue: queue::Queue,
-    pub held: body::Held,
+    pub doors: Arc<dyn doors::Doors>,
     pub counters: Arc<metrics::Counters>,
     pub aliases: Vec<server::Alias>,
     pub keys: Option<Arc<dyn keys::Keys>>,

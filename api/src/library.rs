@@ -11,8 +11,8 @@ use axum::{
     response::{IntoResponse, Response, sse},
 };
 use futures::{StreamExt, stream::BoxStream};
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use crate::{
     App,
@@ -45,6 +45,47 @@ pub struct LibraryModel {
     pub removable: bool,
 }
 
+/// What a line of a pull tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PullEvent {
+    /// What is about to be fetched.
+    Plan,
+    /// How much there is to do.
+    Started,
+    /// A source takes part.
+    Joined,
+    /// Something has arrived.
+    Moved,
+    /// How far it is.
+    Progress,
+    /// A source will be asked again.
+    Retrying,
+    /// A source takes no part any more.
+    Dropped,
+    /// It is here.
+    Done,
+    /// It was given up; `why` says why.
+    Failed,
+}
+
+/// A line of a pull, as `shoal model pull --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PullLine {
+    /// What it tells.
+    pub event: PullEvent,
+    /// The figures of that, for who reads them.
+    #[serde(flatten)]
+    pub figures: Map<String, Value>,
+}
+
+impl PullLine {
+    /// The last line of a pull that was given up.
+    pub fn failed(why: String) -> Self {
+        Self { event: PullEvent::Failed, figures: [("why".to_owned(), why.into())].into_iter().collect() }
+    }
+}
+
 /// Who keeps the machine's models. Methods may wait for a disk.
 pub trait Library: std::fmt::Debug + Send + Sync + 'static {
     /// What is here, whole or in part.
@@ -70,7 +111,7 @@ pub trait Library: std::fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Failure::NoModel`], [`Failure::Busy`] while another one is fetched.
-    fn pull(&self, name: &str) -> Result<BoxStream<'static, Value>, Failure>;
+    fn pull(&self, name: &str) -> Result<BoxStream<'static, PullLine>, Failure>;
 }
 
 /// Asks who keeps models, where waiting for a disk holds nothing up.

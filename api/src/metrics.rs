@@ -19,7 +19,7 @@ use axum::{
 };
 
 use crate::{
-    App,
+    App, doors,
     error::Dialect,
     inference::{Event, Metric},
 };
@@ -121,7 +121,7 @@ impl Counters {
         }
     }
 
-    fn all(&self, in_use: usize) -> Vec<Metric> {
+    fn all(&self, in_use: u64) -> Vec<Metric> {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
         let plain =
             |name, help, counter, value| Metric { name, help, counter, values: vec![(Vec::new(), value)] };
@@ -174,6 +174,7 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request, next: N
 /// `GET /metrics`
 pub(crate) async fn get(State(app): State<Arc<App>>) -> Response {
     let mut metrics = app.counters.all(app.queue.in_use());
+    metrics.extend(doors::metrics(&*app.doors));
     metrics.extend(app.inference.metrics());
     (
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],

@@ -12,9 +12,11 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-use crate::error::{ApiError, Kind};
+use crate::{
+    doors::{Door, Doors, Pass},
+    error::{ApiError, Kind},
+    keys,
+};
 
 /// A client told to wait longer than this should not have been told to wait.
 const MAX_RETRY_S: u64 = 60;
@@ -22,8 +24,7 @@ const MAX_RETRY_S: u64 = 60;
 /// The places.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
-    places: Arc<Semaphore>,
-    size: usize,
+    doors: Arc<dyn Doors>,
     /// Mean time a place is held, in microseconds, moving.
     held_us: Arc<AtomicU64>,
 }
@@ -31,38 +32,40 @@ pub(crate) struct Queue {
 /// A place; free again when dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
-    _permit: OwnedSemaphorePermit,
+    _pass: Pass,
     since: Instant,
     held_us: Arc<AtomicU64>,
 }
 
 impl Queue {
-    pub(crate) fn new(size: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(size)), size, held_us: Arc::new(AtomicU64::new(1_000_000)) }
+    pub(crate) fn new(doors: Arc<dyn Doors>) -> Self {
+        Self { doors, held_us: Arc::new(AtomicU64::new(1_000_000)) }
     }
 
     /// Places in use.
-    pub(crate) fn in_use(&self) -> usize {
-        self.size - self.places.available_permits()
+    pub(crate) fn in_use(&self) -> u64 {
+        self.doors.standing(Door::Answers).used
     }
 
     /// Takes `n` places at once, or refuses.
     pub(crate) fn enter(&self, n: usize) -> Result<Place, ApiError> {
-        let permit = self.places.clone().try_acquire_many_owned(n as u32).map_err(|_| {
-            let seconds = self.held_us.load(Ordering::Relaxed) / 1_000_000 / self.size.max(1) as u64 + 1;
+        let holder = keys::holder();
+        let pass = self.doors.take(Door::Answers, holder.as_deref(), n as u64).map_err(|full| {
+            let seconds = self.held_us.load(Ordering::Relaxed) / 1_000_000 / full.most.max(1) + 1;
             let seconds = seconds.min(MAX_RETRY_S) as u32;
+            let whose = if holder.is_some() { " of this key or of all" } else { "" };
             ApiError {
                 retry_after_s: Some(seconds),
                 ..ApiError::new(
                     Kind::Busy,
                     format!(
-                        "{} answers are under way, which is the most; try again in {seconds} s",
-                        self.size
+                        "{} answers{whose} are under way, which is the most; try again in {seconds} s",
+                        full.most
                     ),
                 )
             }
         })?;
-        Ok(Place { _permit: permit, since: Instant::now(), held_us: self.held_us.clone() })
+        Ok(Place { _pass: pass, since: Instant::now(), held_us: self.held_us.clone() })
     }
 }
 
@@ -77,10 +80,11 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doors::Alone;
 
     #[test]
     fn one_too_many_is_refused_and_a_dropped_place_is_free() {
-        let queue = Queue::new(3);
+        let queue = Queue::new(Arc::new(Alone::new([1, 1, 3])));
         let first = queue.enter(2).unwrap();
         let error = queue.enter(2).unwrap_err();
         assert_eq!(error.kind, Kind::Busy);

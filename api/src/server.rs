@@ -1,6 +1,6 @@
 //! Listens, bounds connections and their headers, and ends cleanly.
 //!
-//! Bounds: at most [`MAX_CONNECTIONS`] at a time, further ones wait in the system's backlog; headers of at most
+//! Bounds: connections by the door of [`Door::Connections`], further ones wait in the system's backlog; headers of at most
 //! [`MAX_HEADER_BYTES`] within [`HEADER_DEADLINE`], or the connection is closed, so clients that send a byte now and then
 //! hold a connection for seconds, not forever. A client that is gone ends its answer: its request is dropped with it.
 
@@ -14,13 +14,16 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
 };
 
-use crate::{App, Inference, cors, guard, guard::MAX_HEADER_BYTES, metrics, queue, router};
+use crate::{
+    App, Inference, cors,
+    doors::{Alone, Door, Doors, Pass},
+    guard,
+    guard::MAX_HEADER_BYTES,
+    metrics, queue, router,
+};
 
-/// Each costs a task and, while its headers come, a buffer. Reached only by attacks and load tests.
-const MAX_CONNECTIONS: usize = 2048;
 /// Headers of one request.
 const MAX_HEADERS: usize = 100;
 /// An honest client sends its headers at once.
@@ -50,8 +53,8 @@ pub struct Config {
     pub origins: Vec<String>,
     /// Further names of models.
     pub aliases: Vec<Alias>,
-    /// Most answers under way; the next one is refused with 429.
-    pub answers: usize,
+    /// Who decides how much clients may hold: connections, bodies and answers. One answer more is refused with 429.
+    pub doors: Arc<dyn Doors>,
     /// Keys that it honors beside the token, and who hears what answers took.
     pub keys: Option<Arc<dyn crate::keys::Keys>>,
     /// Who keeps the conversations of the owner's page; needs a token.
@@ -61,14 +64,14 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// A fresh token, no further names, no other origins, 256 answers.
+    /// A fresh token, no further names, no other origins, limits of its own.
     fn default() -> Self {
         Self {
             token: Some(crate::names::random_hex(32)),
             hosts: Vec::new(),
             origins: Vec::new(),
             aliases: Vec::new(),
-            answers: 256,
+            doors: Arc::new(Alone::default()),
             keys: None,
             conversations: None,
             library: None,
@@ -113,8 +116,8 @@ impl Server {
             keys: config.keys,
             conversations: config.conversations,
             library: config.library,
-            queue: queue::Queue::new(config.answers),
-            held: crate::body::Held::default(),
+            queue: queue::Queue::new(config.doors.clone()),
+            doors: config.doors,
             counters: Arc::new(metrics::Counters::default()),
         };
         let app = Arc::new(app);
@@ -140,13 +143,12 @@ impl Server {
     /// Serves until `stop` completes; then takes no more connections and gives answers under way a few seconds.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let service = self.service;
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut stop = std::pin::pin!(stop);
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => break,
-                accepted = accept(&self.listener, &places) => accepted,
+                accepted = accept(&self.listener, &*self.app.doors) => accepted,
             };
             match accepted {
                 Ok((stream, place)) => {
@@ -172,10 +174,8 @@ impl Server {
     }
 }
 
-type Place = tokio::sync::OwnedSemaphorePermit;
-
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<(TcpStream, Place)> {
-    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+async fn accept(listener: &TcpListener, doors: &dyn Doors) -> io::Result<(TcpStream, Pass)> {
+    let place = doors.wait(Door::Connections, 1).await;
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
     Ok((stream, place))

@@ -82,10 +82,9 @@ pub struct Node {
     pub class: String,
     /// The device that computes there, as it says; empty for processors.
     pub device: String,
-    /// How it is connected: `self`, `lan`, `direct`, `relayed`, `loopback`, `none`.
-    pub path: String,
-    /// Measured round trip.
-    pub rtt_ms: Option<f64>,
+    /// The way to it.
+    #[serde(flatten)]
+    pub connection: Connection,
     /// Layers it holds.
     pub holdings: Vec<Holding>,
     /// Milliseconds it takes for one layer and one token, as announced or measured.
@@ -96,14 +95,23 @@ pub struct Node {
     pub kv_free_bytes: u64,
     /// Share of its time in use, 0 to 1.
     pub load: f64,
-    /// Bytes received from it by this node.
-    pub bytes_in: u64,
-    /// Bytes sent to it by this node.
-    pub bytes_out: u64,
     /// Stages it computed for this node's prompts that were checked and right, and wrong.
     pub checks_passed: u64,
     /// See `checks_passed`.
     pub checks_failed: u64,
+}
+
+/// The way from this node to another one, and what went over it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Connection {
+    /// How it is connected: `self`, `lan`, `direct`, `relayed`, `loopback`, `none`.
+    pub path: String,
+    /// Measured round trip.
+    pub rtt_ms: Option<f64>,
+    /// Bytes received from it by this node.
+    pub bytes_in: u64,
+    /// Bytes sent to it by this node.
+    pub bytes_out: u64,
 }
 
 /// Layers a node holds of a model: `start` to `end`, `end` not included.

@@ -3,7 +3,10 @@
 mod fake;
 mod http;
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use fake::Fake;
 use serde_json::{Value, json};
@@ -124,7 +127,11 @@ async fn a_client_that_goes_cancels_its_answer() {
 
 #[tokio::test]
 async fn one_answer_too_many_is_told_when_to_come_back() {
-    let config = api::Config { token: Some(http::TOKEN.into()), answers: 1, ..api::Config::default() };
+    let config = api::Config {
+        token: Some(http::TOKEN.into()),
+        doors: Arc::new(api::doors::Alone::new([8, 1 << 20, 1])),
+        ..api::Config::default()
+    };
     let api = http::start_with(Fake::paced(50), config).await;
     let long = json!({"messages": [{"role": "user", "content": "w ".repeat(100_000)}], "mode": "local"});
     let address = api.address;

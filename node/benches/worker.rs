@@ -77,7 +77,11 @@ async fn measure() -> Result<(), node::worker::Fault> {
     }
     println!(
         "loaded in {:.0} ms; one layer: decode {:.4} ms, prefill {:.4} ms/token; visit {:.4} ms; head {:.4} ms",
-        ready.load_ms, ready.decode_ms, ready.prefill_ms, ready.visit_ms, ready.head_ms
+        ready.load_ms,
+        ready.times.decode_ms,
+        ready.times.prefill_ms,
+        ready.times.visit_ms,
+        ready.times.head_ms
     );
     Ok(())
 }

@@ -3,22 +3,23 @@
 //! The socket file is the key: it lies in a folder only its owner may enter. A question is one line; the answer is one
 //! or more lines, the last of which has `"end": true`, or an `"error"`. Closing the connection cancels what was asked.
 //!
-//! Limits: [`MAX_LINE`] per line, [`MAX_CALLERS`] connections; one more is closed at once.
+//! Limits: [`MAX_LINE`] per line, connections by the governor ([`Resource::Callers`]); one more is closed at once.
 
 use std::{
     fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
 pub use api::choice::{Mode, Shadow, Verify};
+use p2p::Governor;
+use scheduler::governor::{Holder, Resource};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream, unix::OwnedReadHalf},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
 };
 
 use crate::{
@@ -31,8 +32,6 @@ use crate::{
 
 /// A prompt is text a person or a program wrote: 4 MiB is a thousand pages.
 const MAX_LINE: u64 = 4 << 20;
-/// Commands that talk to one node at a time.
-const MAX_CALLERS: usize = 64;
 /// Lines on their way to one caller; the node waits for a caller that does not read.
 pub const LINES: usize = 64;
 /// Questions waiting for the node.
@@ -237,27 +236,16 @@ pub async fn listen(home: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Callers being attended.
-#[derive(Clone, Debug)]
-pub struct Seats(Arc<Semaphore>);
-
-impl Default for Seats {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_CALLERS)))
-    }
-}
-
-impl Seats {
-    /// Waits until every caller has its answer, or long enough.
-    pub async fn empty(&self) {
-        let _ = tokio::time::timeout(FLUSH, self.0.acquire_many(MAX_CALLERS as u32)).await;
-    }
+/// Waits until every caller has its answer, or long enough.
+pub async fn flush(governor: &Governor) {
+    let all = governor.limits().of(Resource::Callers).node;
+    let _ = governor.wait(Holder::default(), Resource::Callers, all, FLUSH).await;
 }
 
 /// Takes callers until the node stops.
-pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>, seats: Seats) {
+pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>, governor: Governor) {
     while let Ok((stream, _)) = listener.accept().await {
-        let Ok(seat) = seats.0.clone().try_acquire_owned() else { continue };
+        let Ok(seat) = governor.take(Holder::default(), Resource::Callers, 1) else { continue };
         let calls = calls.clone();
         tokio::spawn(async move {
             let _ = attend(stream, calls).await;

@@ -21,8 +21,8 @@ use serde_json::{Map, Value};
 use shard::sample::SamplingParams;
 
 pub use self::report::{
-    Conducted, DraftReport, FinishReason, Near, PlanReport, PlannedStage, Predicted, PredictedRange,
-    PredictedScore, Prediction, PromptReport, StageReport, Stall, Timing, Way,
+    CheckReport, Conducted, CostTerms, DraftReport, Ending, FinishReason, Near, PlanReport, PlannedStage,
+    Predicted, PredictedRange, PredictedScore, Prediction, PromptReport, StageReport, Stall, Timing, Way,
 };
 
 /// A prompt and how to answer it.

@@ -16,6 +16,7 @@ pub mod content;
 pub mod control;
 pub mod conversations;
 pub mod daemon;
+mod doors;
 pub mod drafting;
 pub mod encode;
 pub mod error;

@@ -22,10 +22,9 @@ use std::{
 
 use api::{
     inference::Failure,
-    library::{Library, LibraryModel},
+    library::{Library, LibraryModel, PullEvent, PullLine},
 };
 use futures::{StreamExt, stream, stream::BoxStream};
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -145,7 +144,7 @@ impl Library for ModelShelf {
         }
     }
 
-    fn pull(&self, name: &str) -> std::result::Result<BoxStream<'static, Value>, Failure> {
+    fn pull(&self, name: &str) -> std::result::Result<BoxStream<'static, PullLine>, Failure> {
         let known = catalog::known(&self.home).map_err(|error| broken(&error))?;
         if catalog::find(&known, name).is_none() {
             return Err(Failure::NoModel { name: name.to_owned() });
@@ -163,7 +162,7 @@ impl Library for ModelShelf {
 }
 
 /// The lines of a command, which ends with their reader.
-fn follow(child: Child, turn: Turn) -> BoxStream<'static, Value> {
+fn follow(child: Child, turn: Turn) -> BoxStream<'static, PullLine> {
     let (sender, lines) = mpsc::channel(LINES);
     let child = Arc::new(Mutex::new(child));
     let stop = Stop(child.clone());
@@ -200,7 +199,7 @@ impl Drop for Stop {
 }
 
 /// Passes a command's lines on until it ends or the reader is gone.
-fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<Value>, _turn: Turn) {
+fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<PullLine>, _turn: Turn) {
     let (out, errors) = {
         let mut child = lock(child);
         (child.stdout.take(), child.stderr.take())
@@ -215,9 +214,9 @@ fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<Value>, _turn: Turn) {
             Ok(0) | Err(_) => break,
             Ok(_) => {}
         }
-        let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
-        done |= value["event"] == "done";
-        if lines.blocking_send(value).is_err() {
+        let Ok(line) = serde_json::from_str::<PullLine>(&line) else { continue };
+        done |= line.event == PullEvent::Done;
+        if lines.blocking_send(line).is_err() {
             break;
         }
     }
@@ -231,7 +230,7 @@ fn tell(child: &Mutex<Child>, lines: &mpsc::Sender<Value>, _turn: Turn) {
     }
     if !done && !lines.is_closed() {
         let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
-        let _ = lines.blocking_send(json!({"event": "failed", "why": complaint(&said)}));
+        let _ = lines.blocking_send(PullLine::failed(complaint(&said)));
     }
 }
 
@@ -290,7 +289,7 @@ mod tests {
         for script in [wait.to_owned(), wait.replace("exec sleep", "exec >&- 2>&-; exec sleep")] {
             let mut lines = follow(command(&script), Turn::take(&pulling).unwrap());
             let first = futures::executor::block_on(lines.next()).unwrap();
-            assert_eq!(first["event"], "moved");
+            assert_eq!(first.event, PullEvent::Moved);
             drop(lines);
             while pulling.load(Ordering::Acquire) {
                 thread::sleep(LOOK);
@@ -299,10 +298,35 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_a_pull_are_passed_on_as_they_are() {
+        use crate::reports;
+        let source = || "a".to_owned();
+        for line in [
+            reports::PullLine::Started { total_bytes: 9, have_bytes: 1 },
+            reports::PullLine::Joined { source: source() },
+            reports::PullLine::Moved { source: source(), done_bytes: 2 },
+            reports::PullLine::Retrying { source: source(), why: "slow".into() },
+            reports::PullLine::Dropped { source: source(), why: "late".into(), lied: true },
+            reports::PullLine::Plan {
+                plan: reports::PullPlan::default(),
+                peers: Some(2),
+                license: None,
+                end: false,
+            },
+        ] {
+            let written = serde_json::to_value(&line).unwrap();
+            let read: PullLine = serde_json::from_value(written.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&read).unwrap(), written);
+        }
+    }
+
+    #[test]
     fn the_end_of_a_long_complaint_is_told() {
         let script = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo >&2; echo 'error: no room' >&2; exit 1";
         let turn = Turn::take(&Arc::default()).unwrap();
         let lines: Vec<_> = futures::executor::block_on(follow(command(script), turn).collect());
-        assert_eq!(lines, [json!({"event": "failed", "why": "no room"})]);
+        assert_eq!(lines, [PullLine::failed("no room".into())]);
+        let written = serde_json::to_value(&lines[0]).unwrap();
+        assert_eq!(written, serde_json::json!({"event": "failed", "why": "no room"}));
     }
 }

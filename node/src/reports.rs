@@ -39,12 +39,14 @@ pub struct View {
     pub limits: Vec<LimitReport>,
 }
 
-/// A limit on what other nodes may hold or spend of this one, and what they do.
+/// A limit on what other nodes or clients of this machine may hold or spend of this one, and what they do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitReport {
     /// Of what.
     pub resource: String,
+    /// Whether it is for programs of this machine and clients of its API, not for other nodes.
+    pub clients: bool,
     /// For all others together.
     pub node: u64,
     /// For one address prefix (/24 of IPv4, /48 of IPv6).
@@ -77,6 +79,7 @@ impl From<Usage> for LimitReport {
         let Usage { limit, used, prefix_used, peer_used, refused } = usage;
         Self {
             resource: limit.resource.name().to_owned(),
+            clients: limit.resource.is_of_clients(),
             node: limit.node,
             prefix: limit.prefix,
             peer: (limit.peer != UNLIMITED).then_some(limit.peer),

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use p2p::identity::Identity;
-use p2p::{Config, Event, Events, LinkKind, LinkMode, Network, Plane, Stream};
+use p2p::{Config, Event, Events, LinkConfig, LinkKind, LinkMode, Network, Plane, Reach, Stream};
 
 const HEADER_LEN: usize = 32;
 const ECHO: u8 = 0;
@@ -103,15 +103,14 @@ async fn servers(ip: &str) -> [Server; 3] {
     [serve(ip, "tcp/0", zero).await, serve(ip, "udp/0/quic-v1", zero).await, serve(ip, "tcp/0", SPIN).await]
 }
 
-fn config(ip: &str, transport: &str, (link, link_spin): (LinkMode, Duration)) -> Config {
+fn config(ip: &str, transport: &str, (mode, spin): (LinkMode, Duration)) -> Config {
     let identity = Identity::generate().expect("the system has randomness");
     Config {
         listen: vec![format!("/ip4/{ip}/{transport}")],
         mdns: false,
-        upnp: false,
+        reach: Reach { upnp: false, ..Reach::default() },
         loopback_only: ip == "127.0.0.1",
-        link,
-        link_spin,
+        links: LinkConfig { mode, spin, ..LinkConfig::default() },
         ..Config::new(identity)
     }
 }

@@ -104,10 +104,10 @@ impl Behaviour {
             mdns: mdns.into(),
             relay_client,
             relay: config.relay.then(|| Relay::new(me, relay_limits(), governor.clone())).into(),
-            dcutr: config.punch.then(|| dcutr::Behaviour::new(me)).into(),
+            dcutr: config.reach.punch.then(|| dcutr::Behaviour::new(me)).into(),
             watch: Watch::new(wide),
             autonat_server: wide.then(autonat::v2::server::Behaviour::default).into(),
-            upnp: (config.upnp && wide).then(upnp::tokio::Behaviour::default).into(),
+            upnp: (config.reach.upnp && wide).then(upnp::tokio::Behaviour::default).into(),
         })
     }
 }

@@ -8,7 +8,8 @@ use libp2p::StreamProtocol;
 use scheduler::governor;
 
 use crate::identity::Identity;
-use crate::link::{LinkMode, Plane};
+use crate::link_kind::LinkMode;
+use crate::plane::Plane;
 
 /// The version of everything said between nodes: control, announcements, frames, blobs. A peer of another version is
 /// turned away when it introduces itself.
@@ -60,13 +61,8 @@ pub struct Config {
     /// Multiaddresses to listen on. Port 0 lets the system choose, so any number of nodes share one host. Addresses
     /// that cannot be listened on are skipped (a host without IPv6) unless none is left.
     pub listen: Vec<String>,
-    /// Addresses under which this node is known to be reachable from outside: a forwarded port, a name.
-    pub external: Vec<String>,
     /// Nodes to find the swarm through, with `/p2p/`. They are dialed until they answer, for as long as this node runs.
     pub bootstrap: Vec<String>,
-    /// Relays to be reachable through, with `/p2p/`, whatever AutoNAT finds. Relays met in the swarm are used by
-    /// themselves when this node turns out not to be reachable.
-    pub relays: Vec<String>,
     /// Which swarm.
     pub swarm: SwarmId,
     /// The key of a private swarm: every connection, over whatever transport, must prove it before anything else is
@@ -74,12 +70,10 @@ pub struct Config {
     pub psk: Option<[u8; 32]>,
     /// Look for nodes of the local network. Tells the local network that this node exists.
     pub mdns: bool,
-    /// Ask the router to forward a port.
-    pub upnp: bool,
     /// Carry other nodes' connections when they cannot reach each other. Off: it spends bandwidth on strangers.
     pub relay: bool,
-    /// Turn relayed connections into direct ones where the networks between allow it.
-    pub punch: bool,
+    /// How others reach this node.
+    pub reach: Reach,
     /// Where known peers are remembered between runs.
     pub cache: Option<PathBuf>,
     /// Neither listen on nor dial anything but this host. For tests and swarms of one machine; turns mDNS and UPnP off.
@@ -91,17 +85,45 @@ pub struct Config {
     /// The version spoken: [`VERSION`], except in tests of how another one is refused.
     pub version: u32,
     /// Which links carry frames to neighbors.
-    pub link: LinkMode,
-    /// How long the receiver of datagrams looks for the next one without sleeping: a processor is busy for so long after each.
-    pub link_spin: Duration,
-    /// How many of a thousand datagrams are lost on purpose: for tests.
-    pub link_loss: u16,
-    /// After so many frames to a neighbor the other link is used, and again after as many; 0 for never. For tests.
-    pub link_turn: u16,
-    /// Links within this host are measured as any other, in place of keeping the stream. For tests.
-    pub link_within_host: bool,
+    pub links: LinkConfig,
     /// How much strangers may take.
     pub limits: Limits,
+}
+
+/// How others reach a node.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    /// Addresses under which this node is known to be reachable from outside: a forwarded port, a name.
+    pub external: Vec<String>,
+    /// Relays to be reachable through, with `/p2p/`, whatever AutoNAT finds. Relays met in the swarm are used by
+    /// themselves when this node turns out not to be reachable.
+    pub relays: Vec<String>,
+    /// Ask the router to forward a port.
+    pub upnp: bool,
+    /// Turn relayed connections into direct ones where the networks between allow it.
+    pub punch: bool,
+}
+
+impl Default for Reach {
+    /// Whatever the network finds by itself.
+    fn default() -> Self {
+        Self { external: Vec::new(), relays: Vec::new(), upnp: true, punch: true }
+    }
+}
+
+/// Which links carry frames to neighbors, and how.
+#[derive(Clone, Default, Debug)]
+pub struct LinkConfig {
+    /// Which.
+    pub mode: LinkMode,
+    /// How long the receiver of datagrams looks for the next one without sleeping: a processor is busy for so long after each.
+    pub spin: Duration,
+    /// How many of a thousand datagrams are lost on purpose: for tests.
+    pub loss: u16,
+    /// After so many frames to a neighbor the other link is used, and again after as many; 0 for never. For tests.
+    pub turn: u16,
+    /// Links within this host are measured as any other, in place of keeping the stream. For tests.
+    pub within_host: bool,
 }
 
 /// Bounds on what others make this node hold, and on what it opens itself.
@@ -133,25 +155,18 @@ impl Config {
         Self {
             identity,
             listen: listen.map(str::to_owned).to_vec(),
-            external: Vec::new(),
             bootstrap: Vec::new(),
-            relays: Vec::new(),
             swarm: SwarmId::named(SwarmId::PUBLIC_NAME),
             psk: None,
             mdns: true,
-            upnp: true,
             relay: false,
-            punch: true,
+            reach: Reach::default(),
             cache: None,
             loopback_only: false,
             memory: false,
             agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
             version: VERSION,
-            link: LinkMode::default(),
-            link_spin: Duration::ZERO,
-            link_loss: 0,
-            link_turn: 0,
-            link_within_host: false,
+            links: LinkConfig::default(),
             limits: Limits::default(),
         }
     }
@@ -163,7 +178,6 @@ impl Config {
             listen: listen.map(str::to_owned).to_vec(),
             loopback_only: true,
             mdns: false,
-            upnp: false,
             ..Self::new(identity)
         }
     }

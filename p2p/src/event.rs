@@ -6,8 +6,9 @@ use tokio::sync::oneshot;
 
 use crate::control::ReplyTo;
 use crate::error::Result;
-use crate::link::{Lane, LinkInfo, Plane, Stream, behaviour::Opened};
+use crate::link::{LinkInfo, Stream, behaviour::Opened};
 use crate::path::Path;
+use crate::plane::{Lane, Plane};
 use crate::wire::announce::Announcement;
 use crate::wire::control::{Ask, Contact};
 

@@ -121,6 +121,11 @@ impl Governor {
         Holder { prefix, peer: Some(node) }
     }
 
+    /// The limits.
+    pub fn limits(&self) -> Limits {
+        *self.state().books.limits()
+    }
+
     /// The table with what is used of it, for `status` and metrics.
     pub fn usage(&self) -> Vec<Usage> {
         self.state().books.usage(self.now())
@@ -164,6 +169,23 @@ pub struct Permit {
     amount: u64,
 }
 
+impl Permit {
+    /// Adds what another permit stands for, where it was taken of the same resource for the same holder.
+    ///
+    /// # Errors
+    /// The other permit, where it was not.
+    pub fn merge(&mut self, mut other: Self) -> Result<(), Self> {
+        let same = self.resource == other.resource
+            && self.holder == other.holder
+            && Arc::ptr_eq(&self.governor.0, &other.governor.0);
+        if !same {
+            return Err(other);
+        }
+        self.amount += std::mem::take(&mut other.amount);
+        Ok(())
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.governor.state().books.give_back(self.holder, self.resource, self.amount);
@@ -202,6 +224,20 @@ mod tests {
         assert_eq!(used(&governor), 0);
         let row = governor.usage().into_iter().find(|row| row.limit.resource == Resource::Bytes).unwrap();
         assert_eq!((row.used, row.refused), (0, 2));
+    }
+
+    #[test]
+    fn permits_of_one_holder_become_one_and_others_stay_apart() {
+        let governor = Governor::default();
+        let take = |number, amount| governor.take(holder(number), Resource::Bytes, amount).unwrap();
+        let mut all = take(1, 5);
+        all.merge(take(1, 7)).unwrap();
+        assert_eq!(used(&governor), 12);
+        let other = all.merge(take(2, 3)).unwrap_err();
+        drop(all);
+        assert_eq!(used(&governor), 3);
+        drop(other);
+        assert_eq!(used(&governor), 0);
     }
 
     #[test]

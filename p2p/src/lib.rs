@@ -41,9 +41,13 @@ pub mod governor;
 #[cfg(feature = "net")]
 pub mod invite;
 #[cfg(feature = "net")]
+mod link_kind;
+#[cfg(feature = "net")]
 pub mod network;
 #[cfg(feature = "net")]
 pub mod path;
+#[cfg(feature = "net")]
+mod plane;
 
 pub mod codec;
 pub mod wire;
@@ -84,7 +88,7 @@ mod waiting_room;
 mod watch;
 
 #[cfg(feature = "net")]
-pub use config::{Config, SwarmId, VERSION};
+pub use config::{Config, LinkConfig, Reach, SwarmId, VERSION};
 #[cfg(feature = "net")]
 pub use control::ReplyTo;
 pub use error::{Error, HopError, Result};
@@ -96,8 +100,12 @@ pub use identity::Identity;
 #[cfg(feature = "net")]
 pub use invite::Invite;
 #[cfg(feature = "net")]
-pub use link::{Figures, LinkInfo, LinkKind, LinkMode, Plane, Stream, module_state};
+pub use link::{Figures, LinkInfo, Stream, module_state};
 #[cfg(feature = "net")]
-pub use network::{Events, Network, spawn};
+pub use link_kind::{LinkKind, LinkMode};
+#[cfg(feature = "net")]
+pub use network::{Events, Network, spawn, spawn_under};
 #[cfg(feature = "net")]
 pub use path::Path;
+#[cfg(feature = "net")]
+pub use plane::Plane;

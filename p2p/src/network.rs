@@ -21,7 +21,9 @@ use crate::error::{Error, HopError, Result};
 use crate::event::{Command, Event, NamedBy, PeerInfo, RefusedPeer};
 use crate::event_loop;
 use crate::governor::Governor;
-use crate::link::{Lane, LinkKind, Plane, Stream, behaviour::NotOpened, links::Links};
+use crate::link::{Stream, behaviour::NotOpened, links::Links};
+use crate::link_kind::LinkKind;
+use crate::plane::{Lane, Plane};
 use crate::wire::control::{Answer, Ask, Contact};
 
 /// Commands waiting for the event loop.
@@ -65,10 +67,18 @@ impl Events {
 /// # Errors
 /// [`Error::Address`] for an address that cannot be used, [`Error::Listen`] when none can be listened on.
 pub async fn spawn(config: Config) -> Result<(Network, Events)> {
+    let governor = Governor::new(config.limits.others);
+    spawn_under(governor, config).await
+}
+
+/// As [`spawn`], under a governor that other doors of this process ask too; its limits hold, not those of `config`.
+///
+/// # Errors
+/// As there.
+pub async fn spawn_under(governor: Governor, config: Config) -> Result<(Network, Events)> {
     let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
     let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
     let me = config.identity.node();
-    let governor = Governor::new(config.limits.others);
     let links = Links::start(&config, governor.clone())?;
     event_loop::start(config, governor.clone(), links.clone(), inbox, outbox).await?;
     Ok((Network { me, commands, governor, links }, Events { receiver }))

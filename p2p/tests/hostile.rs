@@ -156,12 +156,7 @@ async fn silent_sockets_do_not_keep_newcomers_out() {
     }
     assert_growth(before, "silent sockets");
     // They are still open here, and no longer there.
-    let empty = async {
-        while row(&victim).used > 0 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, empty).await.expect("silent handshakes are given up");
+    until("silent handshakes are given up", async || row(&victim).used == 0).await;
     drop(crowd);
     victim.shutdown().await;
     serving.await.unwrap();

@@ -399,12 +399,8 @@ async fn a_near_peer_is_met_over_tcp_too() {
     let quic = peer.addresses().await.into_iter().find(|a| a.contains("quic")).unwrap();
     let (me, mut of_me) = node(config(2, QUIC)).await;
     me.dial(&quic).await.unwrap();
-    let met = async {
-        while !me.peers().await.iter().any(|p| p.addresses[0].contains("/tcp/")) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, met).await.expect("a TCP connection");
+    until("a TCP connection", async || me.peers().await.iter().any(|p| p.addresses[0].contains("/tcp/")))
+        .await;
     // Its process dies: the TCP connection ends and takes the silent one along.
     first.shutdown_background();
     drop((peer, events));

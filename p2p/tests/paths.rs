@@ -2,9 +2,7 @@
 
 mod support;
 
-use std::time::Duration;
-
-use p2p::{Config, Event, Path, Plane};
+use p2p::{Config, Event, Path, Plane, Reach};
 use support::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,6 +42,11 @@ async fn a_private_swarm_opens_to_its_key_only() {
     }
 }
 
+/// The same, reachable through `relays` only, and where `punch` says so through the networks between.
+fn behind(relays: Vec<String>, punch: bool, config: Config) -> Config {
+    Config { reach: Reach { relays, punch, ..Reach::default() }, ..config }
+}
+
 /// A relay, a node behind it and its circuit address, and a node that knows nothing else.
 struct Relayed {
     _relay: (p2p::Network, p2p::Events),
@@ -56,14 +59,14 @@ struct Relayed {
 async fn relayed(punch: bool) -> Relayed {
     let (relay, mut of_relay) = node(Config { relay: true, ..config(1, TCP) }).await;
     let relays = vec![address(&relay).await];
-    let (b, mut of_b) = node(Config { relays, punch, ..config(2, TCP) }).await;
+    let (b, mut of_b) = node(behind(relays, punch, config(2, TCP))).await;
     connected(&mut of_relay, b.me()).await;
     let circuit = expect(&mut of_b, |event| match event {
         Event::Listening { address } if address.contains("p2p-circuit") => Some(address),
         _ => None,
     })
     .await;
-    let (c, mut of_c) = node(Config { punch, ..config(3, TCP) }).await;
+    let (c, mut of_c) = node(behind(Vec::new(), punch, config(3, TCP))).await;
     assert_eq!(c.dial(&circuit).await.unwrap(), b.me());
     let first = [connected(&mut of_b, c.me()).await, connected(&mut of_c, b.me()).await];
     Relayed { _relay: (relay, of_relay), b: (b, of_b), c: (c, of_c), first }
@@ -142,8 +145,7 @@ async fn a_stranger_is_neither_reached_through_a_relay_nor_reaches_others() {
     use libp2p::swarm::SwarmEvent;
     let (relay, _of_relay) = node(Config { relay: true, ..config(1, TCP) }).await;
     let at = address(&relay).await;
-    let (member, mut of_member) =
-        node(Config { relays: vec![at.clone()], punch: false, ..config(2, TCP) }).await;
+    let (member, mut of_member) = node(behind(vec![at.clone()], false, config(2, TCP))).await;
     let to_member = circuit(&mut of_member).await;
     let held = |resource| relay.governor().used(resource, scheduler::governor::Scope::Node);
     let (reserved, carried) =
@@ -185,17 +187,12 @@ async fn a_stranger_is_neither_reached_through_a_relay_nor_reaches_others() {
     tokio::time::timeout(4 * PATIENCE, refused).await.expect("it is refused");
     assert_eq!((held(reserved), held(carried)), (1, 0));
     // Another member is let through, and counts.
-    let (other, _of_other) = node(Config { punch: false, ..config(3, TCP) }).await;
+    let (other, _of_other) = node(behind(Vec::new(), false, config(3, TCP))).await;
     other.dial(&at).await.unwrap();
     other.dial(&to_member).await.unwrap();
     assert_eq!(held(carried), 1);
     other.shutdown().await;
-    let ended = async {
-        while held(carried) > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, ended).await.expect("a circuit ends with its peer");
+    until("a circuit ends with its peer", async || held(carried) == 0).await;
     drop(member);
 }
 
@@ -206,7 +203,7 @@ async fn circuits_and_reservations_keep_to_the_governor_s_limits() {
     let limits = p2p::config::Limits { others, ..Default::default() };
     let (relay, _of_relay) = node(Config { relay: true, limits, ..config(1, TCP) }).await;
     let at = address(&relay).await;
-    let with = |seed| Config { relays: vec![at.clone()], punch: false, ..config(seed, TCP) };
+    let with = |seed| behind(vec![at.clone()], false, config(seed, TCP));
     let (_first, mut of_first) = node(with(2)).await;
     let to_first = circuit(&mut of_first).await;
     let (second, mut of_second) = node(with(3)).await;
@@ -215,12 +212,7 @@ async fn circuits_and_reservations_keep_to_the_governor_s_limits() {
         let rows = relay.governor().usage();
         rows.iter().find(|row| row.limit.resource == resource).unwrap().refused
     };
-    let asked = async {
-        while refused(Resource::Reservations) == 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asked).await.expect("it asks for a reservation");
+    until("it asks for a reservation", async || refused(Resource::Reservations) > 0).await;
     assert_eq!(relay.governor().used(Resource::Reservations, Scope::Node), 1);
     assert!(second.addresses().await.iter().all(|address| !address.contains("p2p-circuit")));
     assert!(second.dial(&to_first).await.is_err());
@@ -238,7 +230,7 @@ async fn a_relay_that_knows_its_neighbors_only_asks_for_a_stranger() {
     let (relay, mut of_relay) = node(relay).await;
     connected(&mut of_relay, knows.me()).await;
     let (hidden, mut of_hidden) =
-        node(Config { relays: vec![address(&relay).await], punch: false, ..config(4, &listen(1)) }).await;
+        node(behind(vec![address(&relay).await], false, config(4, &listen(1)))).await;
     let through = circuit(&mut of_hidden).await;
     assert!(through.contains("127.0.1.1"), "{through}");
     drop(hidden);
@@ -250,7 +242,7 @@ async fn a_relay_behind_a_relay_is_refused() {
     let at = address(&relay).await;
     let peer = p2p::identity::peer_id(identity(2).node()).unwrap();
     let relays = vec![format!("{at}/p2p-circuit/p2p/{peer}")];
-    let refused = p2p::spawn(Config { relays, ..config(3, TCP) }).await;
+    let refused = p2p::spawn(behind(relays, true, config(3, TCP))).await;
     assert!(
         matches!(&refused, Err(p2p::Error::Address { why, .. }) if why.contains("directly")),
         "{refused:?}"

@@ -126,8 +126,8 @@ pub fn summary(members: &Snapshot, name: NodeId, sequence: u64) -> Option<Capabi
         sequence,
         region: 0,
         access_ms: 0.0,
-        up_bytes_per_ms: least(&|host| host.up_bytes_per_ms),
-        down_bytes_per_ms: least(&|host| host.down_bytes_per_ms),
+        up_bytes_per_ms: least(&|host| host.access.up_bytes_per_ms),
+        down_bytes_per_ms: least(&|host| host.access.down_bytes_per_ms),
         draining: false,
         holdings: vec![holding],
     };

@@ -249,7 +249,7 @@ impl Price {
     fn of(&self, snapshot: &Snapshot, request: &Request, bytes: f64, host: &Host) -> NodePrice {
         let shape = request.shape;
         let regional = matches!(snapshot.hops, Hops::Regions { .. });
-        let access = if regional { self.passes * host.access_ms } else { 0.0 };
+        let access = if regional { self.passes * host.access.ms } else { 0.0 };
         NodePrice {
             rate: (f64::from(shape.decode_steps()) * host.decode_ms
                 + f64::from(shape.prompt_tokens) * host.prefill_ms)
@@ -260,8 +260,8 @@ impl Price {
             } else {
                 self.passes * (host.visit_ms + host.queue_ms)
             },
-            out: access + bytes / host.up_bytes_per_ms,
-            into: access + bytes / host.down_bytes_per_ms,
+            out: access + bytes / host.access.up_bytes_per_ms,
+            into: access + bytes / host.access.down_bytes_per_ms,
         }
     }
 
@@ -379,7 +379,7 @@ impl Snapshot {
     fn transfer(&self, price: &Price, from: u32, to: u32) -> f64 {
         let access = match self.hops {
             Hops::Regions { .. } => {
-                price.passes * (self.hosts[from as usize].access_ms + self.hosts[to as usize].access_ms)
+                price.passes * (self.hosts[from as usize].access.ms + self.hosts[to as usize].access.ms)
             }
             Hops::Matrix { .. } => 0.0,
         };

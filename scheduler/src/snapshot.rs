@@ -16,6 +16,25 @@ use crate::{LayerRange, LayerSet, ModelId, NodeId, OperatorId};
 /// Marks "no such state" in index arrays.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// Where a host is, and what crosses its own line.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Access {
+    /// Index into the regions of [`Links::Regions`]; ignored with a matrix.
+    pub region: u16,
+    /// Its own share of every hop, ms; ignored with a matrix.
+    pub ms: f64,
+    /// What it sends per ms; infinite when unknown to be a limit.
+    pub up_bytes_per_ms: f64,
+    /// What it receives per ms.
+    pub down_bytes_per_ms: f64,
+}
+
+impl Access {
+    /// Without limits, in the first region.
+    pub const FREE: Self =
+        Self { region: 0, ms: 0.0, up_bytes_per_ms: f64::INFINITY, down_bytes_per_ms: f64::INFINITY };
+}
+
 /// One node that holds layers of the model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Host {
@@ -23,14 +42,8 @@ pub struct Host {
     pub id: NodeId,
     /// Who answers for it.
     pub operator: OperatorId,
-    /// Index into the regions of [`Links::Regions`]; ignored with a matrix.
-    pub region: u16,
-    /// Its own share of every hop, ms; ignored with a matrix.
-    pub access_ms: f64,
-    /// What it sends per ms; infinite when unknown to be a limit.
-    pub up_bytes_per_ms: f64,
-    /// What it receives per ms.
-    pub down_bytes_per_ms: f64,
+    /// How it is connected.
+    pub access: Access,
     /// Layers in memory, ready to run.
     pub loaded: LayerSet,
     /// Layers on its disk that it would load for a request.
@@ -63,10 +76,7 @@ impl Host {
         Self {
             id,
             operator: OperatorId::new(*id.as_bytes()),
-            region: 0,
-            access_ms: 0.0,
-            up_bytes_per_ms: f64::INFINITY,
-            down_bytes_per_ms: f64::INFINITY,
+            access: Access::FREE,
             loaded,
             on_disk: LayerSet::default(),
             decode_ms,
@@ -84,13 +94,14 @@ impl Host {
 
     /// Whether it holds the same layers at the same place: then nothing else of a snapshot depends on it.
     pub(crate) fn stands_as(&self, before: &Self) -> bool {
-        (&self.loaded, &self.on_disk, self.region) == (&before.loaded, &before.on_disk, before.region)
+        (&self.loaded, &self.on_disk, self.access.region)
+            == (&before.loaded, &before.on_disk, before.access.region)
     }
 
     fn check(&self, num_layers: u32) -> Result<(), BadSnapshot> {
         let times =
-            [self.access_ms, self.decode_ms, self.prefill_ms, self.visit_ms, self.queue_ms, self.load_ms];
-        let rates = [self.up_bytes_per_ms, self.down_bytes_per_ms];
+            [self.access.ms, self.decode_ms, self.prefill_ms, self.visit_ms, self.queue_ms, self.load_ms];
+        let rates = [self.access.up_bytes_per_ms, self.access.down_bytes_per_ms];
         let fits = self.loaded.end() <= num_layers && self.on_disk.end() <= num_layers;
         let sane = times.iter().all(|ms| ms.is_finite() && *ms >= 0.0)
             && rates.iter().all(|rate| *rate > 0.0)
@@ -229,7 +240,7 @@ impl Snapshot {
         let mut by_id: Vec<(NodeId, u32)> = order.iter().map(|&i| (hosts[i].id, i as u32)).collect();
         let first = |host: &Host| host.loaded.start().min(host.on_disk.start());
         order.sort_by_cached_key(|&i| {
-            let region = if regional { hosts[i].region } else { 0 };
+            let region = if regional { hosts[i].access.region } else { 0 };
             (region, first(&hosts[i]))
         });
         let mut place = vec![0u32; hosts.len()];
@@ -305,7 +316,7 @@ impl Snapshot {
         if let Hops::Regions { regions, .. } = &self.hops {
             for layer in 0..self.layers {
                 let states = self.states(layer);
-                let region = |state: &u32| self.hosts[*state as usize].region as usize;
+                let region = |state: &u32| self.hosts[*state as usize].access.region as usize;
                 self.region_off.extend((0..*regions).map(|r| {
                     (states.start + self.host_of[states.clone()].partition_point(|host| region(host) < r))
                         as u32
@@ -355,7 +366,7 @@ impl Snapshot {
         for host in patch.hosts {
             let Some(at) = self.index_of(host.id) else { continue };
             let before = &mut self.hosts[at as usize];
-            let moved = before.access_ms != host.access_ms;
+            let moved = before.access.ms != host.access.ms;
             *before = host;
             if moved {
                 self.price_pairs_of(at);
@@ -407,7 +418,7 @@ impl Snapshot {
         };
         let span = |host: u32| pair_off[host as usize] as usize..pair_off[host as usize + 1] as usize;
         let others: Vec<u32> = pair_to[span(host)].to_vec();
-        let access = |host: u32| self.hosts[host as usize].access_ms;
+        let access = |host: u32| self.hosts[host as usize].access.ms;
         for from in others.into_iter().chain([host]) {
             for at in span(from) {
                 pair_net[at] = pair_ms[at] - access(from) - access(pair_to[at]);
@@ -454,7 +465,9 @@ impl Snapshot {
                 Some(ms) => ms,
                 None => {
                     let (a, b) = (&self.hosts[i], &self.hosts[j]);
-                    base[a.region as usize * regions + b.region as usize] + a.access_ms + b.access_ms
+                    base[a.access.region as usize * regions + b.access.region as usize]
+                        + a.access.ms
+                        + b.access.ms
                 }
             },
         }
@@ -482,7 +495,7 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
         }
         Links::Regions { base_ms, regions, measured } => {
             let fits = base_ms.len() == regions * regions
-                && hosts.iter().all(|host| (host.region as usize) < *regions)
+                && hosts.iter().all(|host| (host.access.region as usize) < *regions)
                 && base_ms.iter().all(|ms| !ms.is_nan() && *ms >= 0.0)
                 && measured
                     .iter()
@@ -507,7 +520,7 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
             let mut pair_off = vec![0u32; n + 1];
             pairs.iter().for_each(|&(i, ..)| pair_off[i as usize + 1] += 1);
             (0..n).for_each(|i| pair_off[i + 1] += pair_off[i]);
-            let access = |i: u32| hosts[order[i as usize]].access_ms;
+            let access = |i: u32| hosts[order[i as usize]].access.ms;
             let net: Vec<f64> = pairs.iter().map(|&(i, j, ms)| ms - access(i) - access(j)).collect();
             let least = |i: usize| {
                 net[pair_off[i] as usize..pair_off[i + 1] as usize]
@@ -558,7 +571,7 @@ mod tests {
     fn a_measured_pair_replaces_the_guess_in_its_direction_only() {
         let links = Links::Regions { base_ms: vec![10.0], regions: 1, measured: vec![(0, 1, 3.0)] };
         let mut far = host(2, 0, 4);
-        far.access_ms = 5.0;
+        far.access.ms = 5.0;
         let snapshot = build(vec![host(1, 0, 2), far], &links).unwrap();
         assert_eq!((snapshot.link_ms(0, 1), snapshot.link_ms(1, 0)), (3.0, 15.0));
     }
@@ -571,7 +584,7 @@ mod tests {
             |h: &mut Host| h.visit_ms = -1.0,
             |h: &mut Host| h.queue_ms = f64::INFINITY,
             |h: &mut Host| h.trust = 0.0,
-            |h: &mut Host| h.up_bytes_per_ms = 0.0,
+            |h: &mut Host| h.access.up_bytes_per_ms = 0.0,
             |h: &mut Host| h.loaded = LayerRange::new(2, 5).unwrap().into(),
         ] {
             let mut bad = host(1, 0, 4);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use scheduler::AttentionKind;
 use shard::{
-    kernels::{AttentionJob, Cpu, Isa, KvQuarter, KvShape, QUARTER, new_quarter, threads::Pool},
+    kernels::{AttentionJob, Cpu, Isa, KvQuarter, KvShape, QUARTER, attention, new_quarter, threads::Pool},
     probe,
 };
 
@@ -35,28 +35,32 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
     let all = start + n;
     let (k, v) = (values(all * kv_heads * head_dim), values(all * kv_heads * head_dim));
     let mut pages: Vec<KvQuarter> = (0..all.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
-    cpu.store_kv(&mut pages, shape, &k, &v, 0);
+    attention::store_kv(cpu, &mut pages, shape, &k, &v, 0);
     let q = values(n * heads * head_dim);
     let mut out = vec![0.0; q.len()];
     let runs = if n == 1 { 201 } else { 31 };
     let new = start * kv_heads * head_dim;
-    let (stored, _) = time_ms(runs, || cpu.store_kv(&mut pages, shape, &k[new..], &v[new..], start));
+    let (stored, _) =
+        time_ms(runs, || attention::store_kv(cpu, &mut pages, shape, &k[new..], &v[new..], start));
     let (attended, best) = time_ms(runs, || {
-        cpu.attention(&mut [AttentionJob {
-            q: &q,
-            pages: &pages,
-            shape,
-            start,
-            n,
-            heads,
-            scale: 0.125,
-            softcap: None,
-            window: None,
-            ahead: 0,
-            far: None,
-            sinks: None,
-            out: &mut out,
-        }]);
+        attention::attend(
+            cpu,
+            &mut [AttentionJob {
+                q: &q,
+                pages: &pages,
+                shape,
+                start,
+                n,
+                heads,
+                scale: 0.125,
+                softcap: None,
+                window: None,
+                ahead: 0,
+                far: None,
+                sinks: None,
+                out: &mut out,
+            }],
+        );
     });
     let visible = (start + 1..=all).sum::<usize>();
     let rate = if n == 1 {

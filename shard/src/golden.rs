@@ -26,7 +26,7 @@ use crate::{
     gguf::Gguf,
     kernels::{
         Activations, AttentionJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Isa, KvShape, Matrix, Pairing,
-        QUARTER, Target, new_quarter, threads::Pool,
+        QUARTER, Target, attention, delta, new_quarter, threads::Pool,
     },
     models::{Rope, Scaling},
     quant::{self, Format},
@@ -257,12 +257,12 @@ fn delta_net(cpu: &Arc<Cpu>) -> String {
     let (state, columns) = all.split_at_mut(shape.matrices_len());
     let mut inputs = vec![0.0; projected.len()];
     let before = &*columns;
-    cpu.delta_inputs(DeltaInputs { shape, projected: &projected, before, taps: &taps, out: &mut inputs });
+    DeltaInputs { shape, projected: &projected, before, taps: &taps, out: &mut inputs }.compute(cpu);
     let (mut alpha, mut beta) = (normals(21, n * heads, 2.0), normals(22, n * heads, 2.0));
     let a: Vec<f32> = normals(23, heads, 1.0).into_iter().map(|a| -a.abs()).collect();
-    cpu.delta_gates(&mut alpha, &mut beta, &normals(24, heads, 1.0), &a);
+    delta::gates(cpu, &mut alpha, &mut beta, &normals(24, heads, 1.0), &a);
     let mut out = vec![0.0; n * width];
-    cpu.delta_net(DeltaJob {
+    DeltaJob {
         shape,
         inputs: &inputs,
         z: &normals(25, n * width, 1.5),
@@ -273,7 +273,8 @@ fn delta_net(cpu: &Arc<Cpu>) -> String {
         norm: &normals(26, shape.value_dim, 1.0),
         eps: 1e-6,
         out: &mut out,
-    });
+    }
+    .compute(cpu);
     out.extend_from_slice(state);
     hash_f32(&out)
 }
@@ -283,7 +284,7 @@ fn attention_latent(cpu: &Arc<Cpu>) -> String {
     let (shape, heads, start, n) = (KvShape { latent: Some(40), ..KvShape::new(1, 56) }, 6, 597, 3);
     let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
     let k = normals(14, (start + n) * shape.head_dim, 1.0);
-    cpu.store_kv(&mut pages, shape, &k, &[], 0);
+    attention::store_kv(cpu, &mut pages, shape, &k, &[], 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);
     let mut out = vec![0.0; n * heads * shape.value_dim()];
     let (pages, out_rows) = (&pages[..], &mut out[..]);
@@ -302,7 +303,7 @@ fn attention_latent(cpu: &Arc<Cpu>) -> String {
         sinks: None,
         out: out_rows,
     };
-    cpu.attention(&mut [job]);
+    attention::attend(cpu, &mut [job]);
     hash_f32(&out)
 }
 
@@ -318,7 +319,7 @@ fn attention(
     let width = shape.kv_heads * shape.head_dim;
     let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
-    cpu.store_kv(&mut pages, shape, &k, &v, 0);
+    attention::store_kv(cpu, &mut pages, shape, &k, &v, 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);
     let sinks = sinks.then(|| normals(25, heads, 2.0));
     let mut out = vec![0.0; q.len()];
@@ -337,7 +338,7 @@ fn attention(
         sinks: sinks.as_deref(),
         out: &mut out,
     };
-    cpu.attention(&mut [job]);
+    attention::attend(cpu, &mut [job]);
     hash_f32(&out)
 }
 

@@ -7,7 +7,12 @@ use scheduler::{AttentionKind, CacheType, SessionKind};
 use crate::{
     Error, Result,
     kernels::{
-        AttentionJob, Cpu, Far, KvQuarter, KvShape, QUARTER, attention::landmarks::landmark_len, new_quarter,
+        AttentionJob, Cpu, Far, KvQuarter, KvShape, QUARTER,
+        attention::{
+            self,
+            landmarks::{self, landmark_len},
+        },
+        new_quarter, time_reads,
     },
     synthetic::Random,
 };
@@ -22,7 +27,7 @@ const PASSES: usize = 5;
 /// # Errors
 /// [`crate::Error::Invalid`] when half a gigabyte of memory is not to be had.
 pub fn read_bandwidth(cpu: &Cpu) -> Result<f64> {
-    let times = cpu.time_reads(PROBE_BYTES, PASSES)?;
+    let times = time_reads(cpu, PROBE_BYTES, PASSES)?;
     let best = times.iter().min().copied().unwrap_or_default();
     Ok(PROBE_BYTES as f64 / best.as_secs_f64().max(1e-9))
 }
@@ -61,7 +66,7 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
         || (0..positions * width).map(|_| random.below(4096) as f32 / 2048.0 - 1.0).collect::<Vec<_>>();
     let (q, k, v, mut out) = (rows(), rows(), rows(), vec![0.0; positions * width]);
     let mut pages: Vec<KvQuarter> = (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
-    cpu.store_kv(&mut pages, shape, &k, &v, 0);
+    attention::store_kv(cpu, &mut pages, shape, &k, &v, 0);
     let (window, rule) = match kind {
         AttentionKind::Dense => (None, None),
         AttentionKind::Window(window) => (Some(window as usize + 1), None),
@@ -73,24 +78,27 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
     let mut timed = |start: usize| {
         let begun = Instant::now();
         if block > 0 {
-            cpu.store_landmarks(&pages, HEADS, block, start..positions, &mut landmarks);
+            landmarks::store(cpu, &pages, HEADS, block, start..positions, &mut landmarks);
         }
         let rows = start * width..;
-        cpu.attention(&mut [AttentionJob {
-            q: &q[rows.clone()],
-            pages: &pages,
-            shape,
-            start,
-            n: positions - start,
-            heads: HEADS.kv_heads,
-            scale: 0.125,
-            softcap: None,
-            window,
-            ahead: 0,
-            far: rule.map(|rule| Far { rule, landmarks: &landmarks }),
-            sinks: None,
-            out: &mut out[rows],
-        }]);
+        attention::attend(
+            cpu,
+            &mut [AttentionJob {
+                q: &q[rows.clone()],
+                pages: &pages,
+                shape,
+                start,
+                n: positions - start,
+                heads: HEADS.kv_heads,
+                scale: 0.125,
+                softcap: None,
+                window,
+                ahead: 0,
+                far: rule.map(|rule| Far { rule, landmarks: &landmarks }),
+                sinks: None,
+                out: &mut out[rows],
+            }],
+        );
         begun.elapsed().as_secs_f64() * 1e3
     };
     timed(0);

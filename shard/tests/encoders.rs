@@ -20,7 +20,7 @@ use shard::{
     kernels::Isa,
     models::Blueprint,
     quant,
-    tokenizer::{Definition, Encode, Tokenizer, vocabulary::Kind},
+    tokenizer::{Definition, Encode, SpecialIds, Tokenizer, vocabulary::Kind},
 };
 
 const NAMES: [&str; 4] = ["bert", "nomic_bert", "modern_bert", "xlm_roberta"];
@@ -177,9 +177,7 @@ fn words_become_the_tokens_of_the_published_tokenizer() {
             model: "bert",
             kinds: kinds.collect(),
             tokens,
-            bos: Some(2),
-            eos: Some(3),
-            unknown: Some(1),
+            special: SpecialIds { bos: Some(2), eos: Some(3), unknown: Some(1), ..SpecialIds::default() },
             ..Definition::default()
         };
         let tokenizer = Tokenizer::new(definition).unwrap();
@@ -239,7 +237,7 @@ fn unigram_texts_become_the_tokens_of_sentencepiece() {
             tokens: tokens.clone(),
             kinds: kinds.clone().collect(),
             scores: floats(&golden["scores"]),
-            unknown: Some(0),
+            special: SpecialIds { unknown: Some(0), ..SpecialIds::default() },
             rules,
             ..Definition::default()
         })

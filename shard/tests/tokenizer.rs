@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use shard::{
     gguf::Gguf,
-    tokenizer::{Definition, Encode, Tokenizer, vocabulary::Kind},
+    tokenizer::{Definition, Encode, SpecialIds, Tokenizer, vocabulary::Kind},
 };
 
 /// Published vocabularies lie beside the repository, not in it.
@@ -67,8 +67,11 @@ fn small(vocabulary: &Value, pre: Option<&str>) -> Tokenizer {
         kinds: numbers("types").iter().map(|number| Kind::from_number(number.as_i64().unwrap())).collect(),
         scores: numbers("scores").iter().map(|score| score.as_f64().unwrap() as f32).collect(),
         merges: vocabulary.get("merges").map(strings).unwrap_or_default(),
-        bos: vocabulary["bos"].as_u64(),
-        eos: vocabulary["eos"].as_u64(),
+        special: SpecialIds {
+            bos: vocabulary["bos"].as_u64(),
+            eos: vocabulary["eos"].as_u64(),
+            ..SpecialIds::default()
+        },
         add_space_prefix: vocabulary["add_space_prefix"].as_bool(),
         remove_extra_whitespaces: vocabulary["remove_extra_whitespaces"].as_bool(),
         ..Definition::default()
@@ -158,10 +161,16 @@ fn ends_that_a_file_calls_user_defined_stay_text() {
     let mut scores: Vec<f32> =
         row["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap() as f32).collect();
     scores.extend([0.0; 3]);
-    let eot = Some(u64::from(plain) + 2);
-    let tokenizer =
-        Tokenizer::new(Definition { model: "llama", tokens, kinds, scores, eot, ..Definition::default() })
-            .unwrap();
+    let special = SpecialIds { eot: Some(u64::from(plain) + 2), ..SpecialIds::default() };
+    let tokenizer = Tokenizer::new(Definition {
+        model: "llama",
+        tokens,
+        kinds,
+        scores,
+        special,
+        ..Definition::default()
+    })
+    .unwrap();
     for (text, id, always) in
         [("<|im_end|>", plain, false), ("<|mine|>", plain + 1, true), ("<|finish|>", plain + 2, false)]
     {

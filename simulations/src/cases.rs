@@ -186,8 +186,8 @@ fn read_host(node: &Value, names: &Names) -> Result<Host, BadCase> {
         Host::new(names.id(text(&node["id"])?)?, LayerSet::new(ranges), number(&node["ms_per_layer"])?);
     host.visit_ms = node["visit_ms"].as_f64().unwrap_or(0.0);
     host.kv_bytes = node["max_layers"].as_u64();
-    host.region = node["region"].as_u64().unwrap_or(0) as u16;
-    host.access_ms = node["access_ms"].as_f64().unwrap_or(0.0);
+    host.access.region = node["region"].as_u64().unwrap_or(0) as u16;
+    host.access.ms = node["access_ms"].as_f64().unwrap_or(0.0);
     Ok(host)
 }
 

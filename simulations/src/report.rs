@@ -17,7 +17,7 @@ const ANNOUNCE_BYTES: f64 = 800.0;
 
 /// What every machine hears each second, kB.
 fn gossip_kb(scenario: &Scenario, run: &Outcome) -> f64 {
-    run.announcements as f64 / scenario.seconds * ANNOUNCE_BYTES / 1_000.0
+    run.announcements as f64 / scenario.demand.seconds * ANNOUNCE_BYTES / 1_000.0
 }
 
 /// Two numbers, or a dash when there were no samples.
@@ -46,7 +46,7 @@ pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> Stri
             out,
             "| {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.2} | {:.1} | {:.0} | {}, {}, {} of {} |",
             seeds[0][k].0.name(),
-            median(&|run| run.tokens as f64 / scenario.seconds),
+            median(&|run| run.tokens as f64 / scenario.demand.seconds),
             median(&|run| p(&run.first_ms, 0.5)),
             median(&|run| p(&run.first_ms, 0.99)),
             median(&|run| p(&run.each_ms, 0.5)),
@@ -80,7 +80,7 @@ pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
             policy.name(),
             run.requests.1,
             run.requests.0,
-            run.tokens as f64 / scenario.seconds,
+            run.tokens as f64 / scenario.demand.seconds,
             p(&run.first_ms, 0.5),
             p(&run.first_ms, 0.99),
             p(&run.each_ms, 0.5),
@@ -107,7 +107,7 @@ pub fn json(scenario: &Scenario, seed: u64, runs: &[(Policy, Outcome)]) -> Value
             "asked": run.requests.0,
             "whole": run.requests.1,
             "given_up": run.requests.2,
-            "tokens_per_second": run.tokens as f64 / scenario.seconds,
+            "tokens_per_second": run.tokens as f64 / scenario.demand.seconds,
             "ttft_ms": [percentile(&run.first_ms, 0.5), percentile(&run.first_ms, 0.99)],
             "per_token_ms": [percentile(&run.each_ms, 0.5), percentile(&run.each_ms, 0.99)],
             "stall_ms": [percentile(&run.stall_ms, 0.5), percentile(&run.stall_ms, 0.99)],
@@ -144,7 +144,7 @@ pub fn svg(scenario: &Scenario, seed: u64, runs: &[(Policy, Outcome)]) -> String
         width + left + 20.0,
         height + top + 60.0,
         scenario.name,
-        scenario.seconds,
+        scenario.demand.seconds,
     );
     for step in 0..=4 {
         let y = top + height * (1.0 - f64::from(step) / 4.0);

@@ -28,8 +28,8 @@ pub fn volunteers(nodes: u32, num_layers: u32, seed: u64) -> Result<Snapshot, Ba
         let held: LayerSet =
             LayerRange::new(start.saturating_sub(len), start.min(num_layers)).into_iter().collect();
         let mut host = Host::new(NodeId::numbered(u64::from(id)), held, chance.between(0.2, 5.0));
-        host.region = chance.below(REGIONS_MS.len()) as u16;
-        host.access_ms = chance.exponential(4.0);
+        host.access.region = chance.below(REGIONS_MS.len()) as u16;
+        host.access.ms = chance.exponential(4.0);
         host.visit_ms = chance.between(0.5, 6.0);
         hosts.push(host);
     }
@@ -38,7 +38,8 @@ pub fn volunteers(nodes: u32, num_layers: u32, seed: u64) -> Result<Snapshot, Ba
         for _ in 0..2 {
             let j = chance.below(nodes as usize) as u32;
             let (a, b) = (&hosts[i as usize], &hosts[j as usize]);
-            let usual = REGIONS_MS[a.region as usize][b.region as usize] + a.access_ms + b.access_ms;
+            let usual =
+                REGIONS_MS[a.access.region as usize][b.access.region as usize] + a.access.ms + b.access.ms;
             let ms = usual * chance.between(0.5, 2.0);
             measured.extend([(i, j, ms), (j, i, ms)]);
         }

@@ -17,12 +17,42 @@ pub struct Scenario {
     pub regions: u32,
     /// Layers of the model.
     pub layers: u32,
+    /// What the machines are made of.
+    pub hardware: Hardware,
+    /// What they are asked.
+    pub demand: Demand,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Share of the machines that requesters are connected to at first; they meet the others one by one.
+    pub met: f64,
+    /// Whether ours knows true regions, access times and distances, instead of what machines can measure.
+    pub oracle: bool,
+    /// Keep the first and last layer at the requester (every requester then holds them).
+    pub boomerang: bool,
+    /// A requester's own speed if it can run everything, ms per layer.
+    pub local_layer_ms: Option<f64>,
+    /// Instead of the default of [`scheduler::RoutePolicy::near_equal`].
+    pub near_equal: Option<f64>,
+}
+
+/// Machines and the network between them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Hardware {
     /// Fastest and slowest machine, ms per layer and token.
     pub layer_ms: (f64, f64),
     /// Least and most layers a machine has room for.
     pub room: (u32, u32),
     /// Mean of the exponentially distributed share of a hop that is a machine's own, ms.
     pub access_ms: f64,
+    /// Jitter of a hop: up to this share is added.
+    pub jitter: f64,
+    /// Slowest and fastest uplink of a machine, Mbit/s; downlinks are five times as wide.
+    pub uplink_mbit: (f64, f64),
+}
+
+/// The requests of a run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Demand {
     /// Requests per second, Poisson.
     pub rate: f64,
     /// A crowd: from this second, for that many seconds, so many times the rate.
@@ -35,32 +65,23 @@ pub struct Scenario {
     pub burst: f64,
     /// How long requests arrive.
     pub seconds: f64,
+}
+
+/// Machines that come, go, fail or lie.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Faults {
     /// Share of machines that leave per hour; they come back after a minute on average.
     pub churn_per_hour: f64,
     /// Share of machines that announce a fifth of their true time.
     pub liars: f64,
     /// Made-up identities, as many times the machines: each announces all layers at next to no time and answers nothing.
     pub sybils: f64,
-    /// Share of the machines that requesters are connected to at first; they meet the others one by one.
-    pub met: f64,
-    /// Whether ours knows true regions, access times and distances, instead of what machines can measure.
-    pub oracle: bool,
     /// Share of machines that say that they are where another one is.
     pub coordinate_liars: f64,
     /// Share of machines that turn ten times slower in the middle of the run, and back after half of the rest.
     pub gray: f64,
-    /// Jitter of a hop: up to this share is added.
-    pub jitter: f64,
-    /// Slowest and fastest uplink of a machine, Mbit/s; downlinks are five times as wide.
-    pub uplink_mbit: (f64, f64),
     /// Share of machines that join only during the first quarter of the run, one by one.
     pub joins: f64,
-    /// Keep the first and last layer at the requester (every requester then holds them).
-    pub boomerang: bool,
-    /// A requester's own speed if it can run everything, ms per layer.
-    pub local_layer_ms: Option<f64>,
-    /// Instead of the default of [`scheduler::RoutePolicy::near_equal`].
-    pub near_equal: Option<f64>,
 }
 
 /// What is wrong with a scenario file.
@@ -138,25 +159,31 @@ impl Scenario {
             requesters: reader.number("requesters", None)?.max(1.0) as u32,
             regions: (reader.number("regions", Some(1.0))? as u32).clamp(1, 5),
             layers: reader.number("layers", None)? as u32,
-            layer_ms,
-            room: (room.0 as u32, room.1 as u32),
-            access_ms: reader.number("access_ms", Some(1.0))?,
-            rate: reader.number("rate", None)?,
-            flash,
-            tokens: (tokens.0 as u32, (tokens.1 as u32).max(1)),
-            tokens_spread: (spread[0], spread[1]),
-            burst: reader.number("burst", Some(1.0))?,
-            seconds: reader.number("seconds", None)?,
-            churn_per_hour: reader.number("churn_per_hour", Some(0.0))?,
-            liars: reader.number("liars", Some(0.0))?,
-            sybils: reader.number("sybils", Some(0.0))?,
+            hardware: Hardware {
+                layer_ms,
+                room: (room.0 as u32, room.1 as u32),
+                access_ms: reader.number("access_ms", Some(1.0))?,
+                jitter: reader.number("jitter", Some(0.1))?,
+                uplink_mbit: uplink,
+            },
+            demand: Demand {
+                rate: reader.number("rate", None)?,
+                flash,
+                tokens: (tokens.0 as u32, (tokens.1 as u32).max(1)),
+                tokens_spread: (spread[0], spread[1]),
+                burst: reader.number("burst", Some(1.0))?,
+                seconds: reader.number("seconds", None)?,
+            },
+            faults: Faults {
+                churn_per_hour: reader.number("churn_per_hour", Some(0.0))?,
+                liars: reader.number("liars", Some(0.0))?,
+                sybils: reader.number("sybils", Some(0.0))?,
+                coordinate_liars: reader.number("coordinate_liars", Some(0.0))?,
+                gray: reader.number("gray", Some(0.0))?,
+                joins: reader.number("joins", Some(0.0))?.min(1.0),
+            },
             met: reader.number("met", Some(1.0))?,
             oracle,
-            coordinate_liars: reader.number("coordinate_liars", Some(0.0))?,
-            gray: reader.number("gray", Some(0.0))?,
-            jitter: reader.number("jitter", Some(0.1))?,
-            uplink_mbit: uplink,
-            joins: reader.number("joins", Some(0.0))?.min(1.0),
             boomerang,
             local_layer_ms: (local > 0.0).then_some(local),
             near_equal,
@@ -165,9 +192,9 @@ impl Scenario {
             return Err(BadScenario(format!("{key} is not a setting")));
         }
         if scenario.layers < 3
-            || scenario.room.0 > scenario.room.1
-            || scenario.layer_ms.0 > scenario.layer_ms.1
-            || !(0.0 < scenario.uplink_mbit.0 && scenario.uplink_mbit.0 <= scenario.uplink_mbit.1)
+            || room.0 > room.1
+            || layer_ms.0 > layer_ms.1
+            || !(0.0 < uplink.0 && uplink.0 <= uplink.1)
         {
             return Err(BadScenario("layers, room, layer_ms or uplink_mbit make no sense".into()));
         }

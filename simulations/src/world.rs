@@ -142,18 +142,19 @@ impl World {
     /// Draws the machines of a scenario, holding nothing yet.
     pub fn draw(scenario: &Scenario, chance: &mut Rng) -> Self {
         let mut machines = Vec::new();
+        let hardware = &scenario.hardware;
+        let (fastest, slowest) = hardware.layer_ms;
+        let (least, most) = hardware.room;
         for i in 0..scenario.nodes + scenario.requesters {
             let asks = i >= scenario.nodes;
-            let spread = scenario.layer_ms.1 / scenario.layer_ms.0;
-            let drawn = scenario.layer_ms.0 * spread.powf(chance.unit());
-            let room =
-                scenario.room.0 + chance.below((scenario.room.1 - scenario.room.0 + 1) as usize) as u32;
-            let lies = chance.happens(scenario.liars) && !asks;
+            let drawn = fastest * (slowest / fastest).powf(chance.unit());
+            let room = least + chance.below((most - least + 1) as usize) as u32;
+            let lies = chance.happens(scenario.faults.liars) && !asks;
             let region = chance.below(scenario.regions as usize);
-            let access_ms = chance.exponential(scenario.access_ms);
+            let access_ms = chance.exponential(hardware.access_ms);
             machines.push(Machine {
                 line: Line { region, access_ms, ..Line::default() },
-                layer_ms: if asks { scenario.local_layer_ms.unwrap_or(scenario.layer_ms.1) } else { drawn },
+                layer_ms: if asks { scenario.local_layer_ms.unwrap_or(slowest) } else { drawn },
                 claims: if lies { 0.2 } else { 1.0 },
                 slow: 1.0,
                 room: if asks { 0 } else { room.min(scenario.layers) },
@@ -169,18 +170,18 @@ impl World {
         }
         // A stream of their own, so that these keys do not change who is who.
         let mut links = chance.fork();
-        let (slow, fast) = scenario.uplink_mbit;
+        let (slow, fast) = hardware.uplink_mbit;
         for (i, machine) in machines.iter_mut().enumerate() {
             // One Mbit/s is 125 bytes per ms.
             machine.line.up_bytes_per_ms = 125.0 * slow * (fast / slow).powf(links.unit());
             machine.line.down_bytes_per_ms = DOWN_OVER_UP * machine.line.up_bytes_per_ms;
-            let late = links.happens(scenario.joins) && i < scenario.nodes as usize;
-            let when = 250.0 * scenario.seconds * links.unit();
+            let late = links.happens(scenario.faults.joins) && i < scenario.nodes as usize;
+            let when = 250.0 * scenario.demand.seconds * links.unit();
             machine.joins = late.then_some(when);
             machine.up = !late;
         }
         let sybils_from = machines.len();
-        let made_up = (f64::from(scenario.nodes) * scenario.sybils) as usize;
+        let made_up = (f64::from(scenario.nodes) * scenario.faults.sybils) as usize;
         let template = machines.first().cloned();
         for machine in template.iter().cycle().take(made_up) {
             machines.push(Machine {

@@ -22,11 +22,11 @@ fn short(text: &str) -> Scenario {
     let mut scenario = Scenario::parse(text).unwrap();
     scenario.nodes = scenario.nodes.min(60);
     scenario.requesters = scenario.requesters.min(4);
-    scenario.rate = scenario.rate.min(2.0);
-    scenario.tokens = (16, 12);
-    scenario.seconds = 20.0;
-    scenario.flash = scenario.flash.map(|_| (5.0, 5.0, 6.0));
-    scenario.room.1 = scenario.room.1.max(scenario.layers / 2);
+    scenario.demand.rate = scenario.demand.rate.min(2.0);
+    scenario.demand.tokens = (16, 12);
+    scenario.demand.seconds = 20.0;
+    scenario.demand.flash = scenario.demand.flash.map(|_| (5.0, 5.0, 6.0));
+    scenario.hardware.room.1 = scenario.hardware.room.1.max(scenario.layers / 2);
     scenario
 }
 
@@ -105,9 +105,9 @@ fn a_crowd_does_not_herd() {
 #[test]
 fn keepers_move_what_grew_badly() {
     let mut scenario = Scenario::parse(SCENARIOS[7]).unwrap();
-    (scenario.rate, scenario.requesters) = (1.0, 3);
+    (scenario.demand.rate, scenario.requesters) = (1.0, 3);
     // Narrow machines on four continents: who knows only what others hold makes pipelines across the sea.
-    (scenario.nodes, scenario.room, scenario.regions) = (36, (4, 8), 4);
+    (scenario.nodes, scenario.hardware.room, scenario.regions) = (36, (4, 8), 4);
     let outcome = run(&scenario, Policy::Ours, 1);
     assert_eq!(outcome.violations.total(), 0, "{:?}", outcome.violations);
     assert!((1..=60).contains(&outcome.moves), "{} moves", outcome.moves);

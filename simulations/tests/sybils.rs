@@ -20,9 +20,9 @@ fn seeds() -> u64 {
 
 fn short(sybils: f64) -> Scenario {
     let mut scenario = Scenario::parse(SYBILS).unwrap();
-    (scenario.nodes, scenario.requesters, scenario.seconds) = (40, 6, 60.0);
-    (scenario.rate, scenario.tokens, scenario.sybils) = (3.0, (32, 16), sybils);
-    scenario.room.0 = 10;
+    (scenario.nodes, scenario.requesters, scenario.demand.seconds) = (40, 6, 60.0);
+    (scenario.demand.rate, scenario.demand.tokens, scenario.faults.sybils) = (3.0, (32, 16), sybils);
+    scenario.hardware.room.0 = 10;
     scenario
 }
 

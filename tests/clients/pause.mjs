@@ -1,10 +1,10 @@
 // The official JavaScript client of OpenAI against a server that pauses in the middle of an answer.
 //
-//     pause.mjs URL TOKEN SAID CONTINUED
+//     pause.mjs URL TOKEN MODEL [SAID CONTINUED]
 //
-// SAID is what the server answers to messages, CONTINUED how it continues a text.
-//
-// Prints one line per check; exits 0 when all pass, 77 when the client is missing.
+// As pause.py, which tells what the words mean and how it begins.
+
+import { createInterface } from "node:readline";
 
 let OpenAI;
 try {
@@ -14,41 +14,62 @@ try {
   process.exit(77);
 }
 
-const [url, apiKey, said, continued] = process.argv.slice(2);
+const [url, apiKey, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 120_000 });
-const messages = [{ role: "user", content: "?" }];
+const messages = [{ role: "user", content: "Tell me a story" }];
+const asked = { messages: { model, messages, max_tokens: 64, temperature: 0 }, text: { model, prompt: "?", max_tokens: 64, temperature: 0 } };
 
-async function chat() {
-  let text = "";
-  for await (const chunk of await client.chat.completions.create({ model: "fake-7b", messages, stream: true })) {
-    text += chunk.choices[0]?.delta?.content ?? "";
+async function* chat() {
+  for await (const chunk of await client.chat.completions.create({ ...asked.messages, stream: true })) {
+    yield chunk.choices[0]?.delta?.content;
   }
-  return text;
 }
 
-async function completions() {
-  let text = "";
-  for await (const chunk of await client.completions.create({ model: "fake-7b", prompt: "?", stream: true, max_tokens: 99 })) {
-    text += chunk.choices[0]?.text ?? "";
+async function* completions() {
+  for await (const chunk of await client.completions.create({ ...asked.text, stream: true })) {
+    yield chunk.choices[0]?.text;
   }
-  return text;
 }
 
-async function responses() {
-  let text = "";
-  for await (const event of await client.responses.create({ model: "fake-7b", input: "?", stream: true })) {
-    if (event.type === "response.output_text.delta") text += event.delta;
+async function* responses() {
+  const { messages: input, max_tokens, ...rest } = asked.messages;
+  for await (const event of await client.responses.create({ input, max_output_tokens: max_tokens, ...rest, stream: true })) {
+    if (event.type === "response.output_text.delta") yield event.delta;
   }
-  return text;
 }
 
+const works = [chat, completions, responses];
+let begun = 0;
+
+// The whole text, and the longest time between two pieces, s.
+async function read(work) {
+  let [said, last, longest] = ["", undefined, 0];
+  for await (const piece of work()) {
+    if (!piece) continue;
+    const now = performance.now() / 1e3;
+    if (last === undefined && ++begun === works.length) console.log("begun");
+    longest = Math.max(longest, now - (last ?? now));
+    last = now;
+    said += piece;
+  }
+  return [said, longest];
+}
+
+let [said, continued] = process.argv.slice(5);
+if (said === undefined) {
+  said = (await client.chat.completions.create(asked.messages)).choices[0].message.content;
+  continued = (await client.completions.create(asked.text)).choices[0].text;
+}
+console.log("ready");
+await new Promise((go) => createInterface({ input: process.stdin }).once("line", go));
 let failed = 0;
 await Promise.all(
-  [chat, completions, responses].map(async (work) => {
+  works.map(async (work) => {
     try {
-      const text = await work();
+      const [text, longest] = await read(work);
       if (text !== (work === completions ? continued : said)) throw new Error(`got ${JSON.stringify(text)}`);
-      console.log(`ok      ${work.name}`);
+      if (longest < 10) throw new Error(`the longest pause was ${longest.toFixed(1)} s`);
+      console.log(`ok      ${work.name}: ${longest.toFixed(1)} s`);
     } catch (error) {
       failed += 1;
       console.log(`FAILED  ${work.name}: ${error}`);

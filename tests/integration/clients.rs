@@ -3,7 +3,7 @@
 //! sends what it allows, and what it does not.
 //!
 //! The official clients of OpenAI (Python and JavaScript), Anthropic and Ollama also read answers that stand still for longer
-//! than the server stays silent (`tests/clients/pause.py` and `pause.mjs`), from the fake of `api/examples`.
+//! than the server stays silent (`tests/clients/pause.py` and `pause.mjs`), from the fake of `api/examples` and from a swarm.
 //!
 //! `tests/clients/tools.py` asks `shoal mcp` by the official client of the Model Context Protocol.
 //!
@@ -12,13 +12,14 @@
 
 use std::{
     ffi::OsStr,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Lines, Write},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
 };
 
 use crate::examples::example;
-use harness::{Shoal, binary, node::Node, root};
+use harness::{Shoal, binary, nemesis::signal, node::Node, root};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -83,17 +84,23 @@ fn official_clients_are_content() {
     clients(&python(), "clients.py", &[url.as_ref(), token.as_ref()]);
 }
 
-#[test]
-fn official_clients_are_content_with_a_swarm_and_get_the_same_answers() {
-    let folder = TempDir::new().unwrap();
-    let first = Node::start(&folder.path().join("a"), &["--layers", "1..4"]);
-    let second = Node::start(&folder.path().join("b"), &["--layers", "4..7", "--peer", first.tcp()]);
+/// A node that asks and answers over HTTP, and two with a half of the middle layers each.
+fn swarm_of_three(folder: &Path) -> (Node, [Node; 2]) {
+    let first = Node::start(&folder.join("a"), &["--layers", "1..4"]);
+    let second = Node::start(&folder.join("b"), &["--layers", "4..7", "--peer", first.tcp()]);
     let asks = Node::start(
-        &folder.path().join("c"),
+        &folder.join("c"),
         &["--ask-only", "--api", "127.0.0.1:0", "--peer", first.tcp(), "--peer", second.tcp()],
     );
     asks.meets(2);
     asks.wait_for("answering");
+    (asks, [first, second])
+}
+
+#[test]
+fn official_clients_are_content_with_a_swarm_and_get_the_same_answers() {
+    let folder = TempDir::new().unwrap();
+    let (asks, _serves) = swarm_of_three(folder.path());
     let alone = Shoal::new();
     let token = alone.home().join("token");
     let (_serving, other) = serve(alone.home(), &token, &[]);
@@ -109,7 +116,77 @@ fn the_official_client_of_tools_is_content() {
 }
 
 /// Longer than the 10 s after which a silent stream gets a heartbeat.
-const PAUSE_MS: &str = "11000";
+const PAUSE: Duration = Duration::from_secs(11);
+
+/// A script whose clients read streams that pause.
+struct Reading {
+    script: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// What it said that was not waited for.
+    said: String,
+}
+
+impl Reading {
+    /// Starts it; `None` where it cannot be, which is said.
+    fn start(program: &str, script: &str, args: &[&str]) -> Option<Self> {
+        let path = root().join("tests/clients").join(script);
+        let started =
+            Command::new(program).arg(path).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let Ok(mut script) = started else {
+            assert!(!required(), "{program} is not installed");
+            say(&format!("skipped: the official clients are not tested, missing: {program}"));
+            return None;
+        };
+        let lines = BufReader::new(script.stdout.take().expect("its output is piped")).lines();
+        let mut reading = Self { script, lines, said: String::new() };
+        if reading.says("ready") {
+            return Some(reading);
+        }
+        let code = reading.script.wait().expect("it ends").code();
+        assert!(code == Some(77) && !required(), "{}", reading.said);
+        say(&format!("skipped: the official clients are not tested, {}", reading.said.trim()));
+        None
+    }
+
+    /// Lets its streams begin.
+    fn go(&mut self) {
+        let mut input = self.script.stdin.take().expect("its input is piped");
+        writeln!(input, "go").expect("it reads a line");
+    }
+
+    /// Waits until it says `word`; false when it ends before.
+    fn says(&mut self, word: &str) -> bool {
+        for line in self.lines.by_ref().map_while(Result::ok) {
+            if line == word {
+                return true;
+            }
+            self.said += &line;
+            self.said.push('\n');
+        }
+        false
+    }
+
+    /// Reads to its end, which must be a good one.
+    fn ends(mut self) {
+        self.says("");
+        let ended = self.script.wait().expect("it ends");
+        assert!(ended.success(), "{}", self.said);
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+/// The scripts of all official clients that can be started here, ready to begin.
+fn all_reading(args: &[&str]) -> Vec<Reading> {
+    let python = python();
+    let scripts = [(python.as_str(), "pause.py"), ("node", "pause.mjs")];
+    scripts.into_iter().filter_map(|(program, script)| Reading::start(program, script, args)).collect()
+}
 
 /// An answer that stands still is neither an error nor an event to the official clients.
 #[test]
@@ -118,19 +195,45 @@ fn official_clients_wait_for_an_answer_that_pauses() {
         assert!(!required(), "`cargo test --workspace` builds the example fake");
         return;
     };
-    let mut child =
-        Command::new(fake).args(["0", PAUSE_MS]).stdout(Stdio::piped()).spawn().expect("the fake starts");
+    let pause = PAUSE.as_millis().to_string();
+    let mut child = Command::new(fake)
+        .args(["0", pause.as_str()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the fake starts");
     let mut line = String::new();
     let mut said = BufReader::new(child.stdout.take().expect("standard output is piped"));
     let _serving = Serving(child);
     said.read_line(&mut line).expect("it says where it is");
     let url = line.split("/#").next().expect("an address").to_owned();
-    let args = [url.as_str(), "fake", "You said: ?", " and then: ?"].map(OsStr::new);
+    let said = ["fake-7b", "You said: Tell me a story", " and then: ?"];
+    let mut reading = all_reading(&[&[url.as_str(), "fake"], said.as_slice()].concat());
     // Both at once: the pause is paid for once.
-    std::thread::scope(|scope| {
-        scope.spawn(|| clients(&python(), "pause.py", &args));
-        clients("node", "pause.mjs", &args);
-    });
+    reading.iter_mut().for_each(Reading::go);
+    reading.into_iter().for_each(Reading::ends);
+}
+
+/// The same through a swarm of three processes, where the worker of a stage that no other node could replace stands still in the
+/// middle of all answers: each goes on and has the text that it has without a pause.
+#[test]
+fn official_clients_wait_for_a_swarm_that_pauses() {
+    let folder = TempDir::new().unwrap();
+    let (asks, serves) = swarm_of_three(folder.path());
+    let (url, file) = (asks.api["url"].as_str().unwrap(), asks.api["token_file"].as_str().unwrap());
+    let token = std::fs::read_to_string(file).unwrap();
+    let worker = serves[1].ask(&["status"])["worker_pid"].as_u64().unwrap();
+    let mut reading = all_reading(&[url, token.trim(), "minnow"]);
+    if reading.is_empty() {
+        return;
+    }
+    reading.iter_mut().for_each(Reading::go);
+    for reading in &mut reading {
+        assert!(reading.says("begun"), "{}", reading.said);
+    }
+    signal("-STOP", worker);
+    std::thread::sleep(PAUSE);
+    signal("-CONT", worker);
+    reading.into_iter().for_each(Reading::ends);
 }
 
 /// A few thousand requests made from the document: no answer is a server error, and none contradicts the document.

@@ -54,6 +54,53 @@ fn alone(device: &[&str]) -> Value {
     Shoal::new().json([&["run"], device, &how[..]].concat(), "")
 }
 
+/// A node that asks and those that serve it, each on a device of this machine.
+struct Swarm {
+    /// The answer as the processor computes it alone.
+    here: Value,
+    asks: Node,
+    folder: TempDir,
+}
+
+impl Swarm {
+    /// `None` where there is no device.
+    fn new() -> Option<Self> {
+        if !has_gpu() {
+            return None;
+        }
+        let here = alone(&["--device", "cpu"]);
+        let folder = TempDir::new().unwrap();
+        let asks = Node::start(&folder.path().join("asks"), &["--ask-only"]);
+        Some(Self { here, asks, folder })
+    }
+
+    /// The tokens that every answer has.
+    fn expected(&self) -> &Vec<Value> {
+        self.here["ids"].as_array().unwrap()
+    }
+
+    /// Serves the middle layers on `device`, which fails as `fault` says.
+    fn serve(&self, name: &str, device: &str, fault: &str) -> Node {
+        let how = ["--layers", "1..7", "--peer", self.asks.tcp(), "--device", device];
+        Node::start_with(&self.folder.path().join(name), &how, &[("SHOAL_GPU_FAULT", fault)])
+    }
+
+    /// Waits until the node that asks knows that `paused` takes no prompt.
+    fn leaves_out(&self, paused: &Node) {
+        self.asks.sees(1, |peer| {
+            peer["node"] == paused.name.as_str() && peer["models"].as_array().is_some_and(Vec::is_empty)
+        });
+    }
+
+    /// An answer in the middle, computed by `server`.
+    fn begun_at(&self, server: &Node) -> Prompt {
+        let mut prompt = ask(&self.asks.home);
+        assert!(prompt.reaches(BEFORE), "the answer ended early");
+        assert_eq!(prompt.strangers(&self.asks.name), [server.name.as_str()], "{}", prompt.route);
+        prompt
+    }
+}
+
 /// Waits until `status` of `node` says `wanted` of its model, and gives that.
 fn becomes(node: &Node, wanted: impl Fn(&Value) -> bool) -> Value {
     let started = Instant::now();
@@ -71,37 +118,23 @@ fn becomes(node: &Node, wanted: impl Fn(&Value) -> bool) -> Value {
 /// processor. One whose device gives another hash than it should is announced as approx from then on.
 #[test]
 fn a_node_whose_device_fails_goes_on_with_the_processor_and_says_so() {
-    if !has_gpu() {
-        return;
-    }
-    let here = alone(&["--device", "cpu"]);
-    let expected = here["ids"].as_array().unwrap();
-    let folder = TempDir::new().unwrap();
-    let asks = Node::start(&folder.path().join("asks"), &["--ask-only"]);
-    let layers = ["--layers", "1..7", "--peer", asks.tcp()];
-    let serve = |name: &str, device: &str, fault: &str| {
-        let how = [&layers[..], &["--device", device]].concat();
-        Node::start_with(&folder.path().join(name), &how, &[("SHOAL_GPU_FAULT", fault)])
-    };
+    let Some(swarm) = Swarm::new() else { return };
+    let (asks, expected) = (&swarm.asks, swarm.expected());
     let is_on = |model: &Value, device: &str| {
         model["device"].as_str().is_some_and(|named| named.starts_with(&format!("{device} (")))
     };
-    let cpu = serve("cpu", "cpu", "");
+    let cpu = swarm.serve("cpu", "cpu", "");
     for (fault, said) in [("lost:30", "the device is lost"), ("hang:30", "its driver did not come back")] {
         cpu.ask(&["pause"]);
-        let gpu = serve(fault, "gpu:0", fault);
+        let gpu = swarm.serve(fault, "gpu:0", fault);
         let model = becomes(&gpu, |model| is_on(model, "gpu"));
         assert_eq!(model["device_trouble"], Value::Null, "{model}");
         asks.sees(1, |peer| {
             let holds = peer["models"].as_array().is_some_and(|models| !models.is_empty());
             peer["node"] == gpu.name.as_str() && peer["connected"] == true && holds && is_on(peer, "gpu")
         });
-        asks.sees(1, |peer| {
-            peer["node"] == cpu.name.as_str() && peer["models"].as_array().is_some_and(Vec::is_empty)
-        });
-        let mut prompt = ask(&asks.home);
-        assert!(prompt.reaches(BEFORE), "the answer ended early");
-        assert_eq!(prompt.strangers(&asks.name), [gpu.name.as_str()], "{}", prompt.route);
+        swarm.leaves_out(&cpu);
+        let mut prompt = swarm.begun_at(&gpu);
         cpu.ask(&["pause", "--off"]);
         let last = prompt.ends();
         assert_eq!(&prompt.ids(), expected, "{fault} {last}");
@@ -118,7 +151,7 @@ fn a_node_whose_device_fails_goes_on_with_the_processor_and_says_so() {
     }
     drop(cpu);
 
-    let wrong = serve("wrong", "gpu:0", "wrong:1");
+    let wrong = swarm.serve("wrong", "gpu:0", "wrong:1");
     let model = becomes(&wrong, |model| model["class"] == "approx");
     let trouble = model["device_trouble"].as_str().unwrap_or_default();
     assert!(trouble.contains("gpu:0 is of class approx"), "{model}");
@@ -126,7 +159,7 @@ fn a_node_whose_device_fails_goes_on_with_the_processor_and_says_so() {
 
     // A driver that hangs or crashes while the model is loaded does not keep the node from starting.
     for fault in ["hang:load", "crash:load"] {
-        let node = serve(fault, "gpu:0", fault);
+        let node = swarm.serve(fault, "gpu:0", fault);
         let model = node.ask(&["status"])["model"].take();
         let trouble = model["device_trouble"].as_str().unwrap_or_default();
         assert!(is_on(&model, "cpu") && trouble.contains("gpu:0 failed ("), "{model}");
@@ -189,36 +222,21 @@ fn a_model_is_split_between_a_device_and_the_processor() {
 
 #[test]
 fn a_gpu_and_a_processor_take_over_from_each_other() {
-    if !has_gpu() {
-        return;
-    }
-    let here = alone(&["--device", "cpu"]);
-    let expected = here["ids"].as_array().unwrap();
-
-    let folder = TempDir::new().unwrap();
-    let asks = Node::start(&folder.path().join("asks"), &["--ask-only"]);
-    let serve = |name: &str, device: &str| {
-        let layers = ["--layers", "1..7", "--peer", asks.tcp(), "--device", device];
-        Node::start(&folder.path().join(name), &layers)
-    };
+    let Some(swarm) = Swarm::new() else { return };
     // A node that is paused leaves the prompt to the other. Whether it died in the middle of the answer.
     let hand_over = |mut from: Node, to: &Node| {
-        asks.meets(2);
+        swarm.asks.meets(2);
         to.ask(&["pause"]);
-        asks.sees(1, |peer| {
-            peer["node"] == to.name.as_str() && peer["models"].as_array().is_some_and(Vec::is_empty)
-        });
-        let mut prompt = ask(&asks.home);
-        assert!(prompt.reaches(BEFORE), "the answer ended early");
-        assert_eq!(prompt.strangers(&asks.name), [from.name.as_str()], "{}", prompt.route);
+        swarm.leaves_out(to);
+        let mut prompt = swarm.begun_at(&from);
         to.ask(&["pause", "--off"]);
         from.child.kill().unwrap();
         let _ = from.child.wait();
         let last = prompt.ends();
-        assert_eq!(&prompt.ids(), expected, "without {}", from.home.display());
+        assert_eq!(&prompt.ids(), swarm.expected(), "without {}", from.home.display());
         last["faults"].as_array().is_some_and(|faults| !faults.is_empty())
     };
-    let (gpu, cpu) = (|| serve("gpu", "gpu:0"), || serve("cpu", "cpu"));
+    let (gpu, cpu) = (|| swarm.serve("gpu", "gpu:0", ""), || swarm.serve("cpu", "cpu", ""));
     // An answer that was over before the node died is asked for again.
     let lives = cpu();
     assert!((0..TRIES).any(|_| hand_over(gpu(), &lives)), "{TRIES} answers were over");

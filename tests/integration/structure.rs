@@ -21,18 +21,8 @@ const MAX_LINES: usize = 600;
 /// What is allowed beyond a rule, and why.
 type Exceptions = &'static [(&'static str, &'static str)];
 
-const RECORDS: Exceptions = &[
-    ("api/src/swarm.rs Node", "what the page shows of a node, as JSON"),
-    ("node/src/events/report.rs Conducted", "a report, as JSON"),
-    ("node/src/worker/ipc/message.rs Ready", "a message"),
-    ("node/src/worker/mod.rs Ready", "what a worker says of itself, once"),
-    ("p2p/src/config.rs Config", "settings"),
-    ("scheduler/src/snapshot.rs Host", "a row of a snapshot"),
-    ("shard/src/tokenizer/definition.rs Definition", "what a file says of its tokenizer"),
-    ("simulations/src/scenario.rs Scenario", "a scenario's file"),
-    ("simulations/src/storm/options.rs Options", "what a storm draws"),
-];
-const SPREAD: Exceptions = &[("shard Cpu", "an entry stands with its kernel")];
+const RECORDS: Exceptions = &[];
+const SPREAD: Exceptions = &[];
 const LONG: Exceptions = &[];
 
 fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
@@ -88,8 +78,7 @@ const ROOMS: [(&str, &str, &[Arrow]); 11] = [
     ("shard", "kernels", &[]),
     ("shard", "executor", &[]),
     ("shard", "models", &[]),
-    // Settings name the kinds of links.
-    ("p2p", "", &[("config", "link")]),
+    ("p2p", "", &[]),
     ("api", "", &[]),
     ("node", "", &[]),
     ("node", "daemon", &[]),

@@ -18,8 +18,8 @@ use api::{
         TokenLogprobs, Usage, Verify,
     },
     swarm::{
-        Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Pipeline, Reachability, Stage,
-        SwarmEvent, SwarmModel, SwarmSnapshot,
+        Connection, Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Pipeline,
+        Reachability, Stage, SwarmEvent, SwarmModel, SwarmSnapshot,
     },
 };
 use futures::{
@@ -80,8 +80,11 @@ fn node(n: u8, name: &str, layers: (u32, u32), rtt_ms: f64) -> Node {
         trusted: n == 1 || n == 2,
         state: "up".into(),
         class: "d1".into(),
-        path: ["self", "lan", "direct", "relayed", "direct"][usize::from(n) - 1].into(),
-        rtt_ms: (n != 1).then_some(rtt_ms),
+        connection: Connection {
+            path: ["self", "lan", "direct", "relayed", "direct"][usize::from(n) - 1].into(),
+            rtt_ms: (n != 1).then_some(rtt_ms),
+            ..Connection::default()
+        },
         holdings: vec![Holding { model: id(9), start: layers.0, end: layers.1 }],
         layer_ms: Some(1.5 + f64::from(n) / 4.0),
         memory_bytes: 8 << 30,
@@ -201,7 +204,8 @@ impl Fake {
                 let at = (beat % 4 + 1) as usize;
                 let node = &mut state.nodes[at];
                 node.load = ((beat % 10) as f64) / 10.0;
-                node.rtt_ms = node.rtt_ms.map(|rtt| (rtt * 10.0 + (beat % 3) as f64 - 1.0).max(5.0) / 10.0);
+                node.connection.rtt_ms =
+                    node.connection.rtt_ms.map(|rtt| (rtt * 10.0 + (beat % 3) as f64 - 1.0).max(5.0) / 10.0);
                 node.state = "up".into();
                 node.clone()
             };

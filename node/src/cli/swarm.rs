@@ -224,8 +224,13 @@ impl LinkArgs {
     /// What a node is told.
     pub fn apply(&self, config: &mut p2p::Config) -> crate::error::Result<()> {
         self.check()?;
-        (config.link, config.link_loss, config.link_turn) = (self.link, self.link_loss, self.link_turn);
-        config.link_spin = std::time::Duration::from_micros(self.spin.into());
+        config.links = p2p::LinkConfig {
+            mode: self.link,
+            spin: std::time::Duration::from_micros(self.spin.into()),
+            loss: self.link_loss,
+            turn: self.link_turn,
+            within_host: false,
+        };
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use data_encoding::HEXLOWER;
+use p2p::Governor;
 use serde_json::json;
 
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
     },
     control,
     conversations::Shelf,
+    doors::{self, ClientDoors},
     inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
     keys::KeyRing,
@@ -64,7 +66,8 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
         if !swarm {
             library::locate(&args.engine.model)?;
         }
-        let front = Front::open(args.listen, &args.api, &home).await?;
+        let governor = Governor::new(doors::limits(Some(args.api.answers), None));
+        let front = Front::open(args.listen, &args.api, &home, governor.clone()).await?;
         if swarm {
             let swarmed = Swarmed::start(
                 Door::Socket(home.clone()),
@@ -72,22 +75,21 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
             );
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
-            let alone = Confined::start(&args.engine, args.kv_mib << 20, args.api.draft.clone())?;
+            let alone = Confined::start(&args.engine, args.kv_mib << 20, args.api.draft.clone(), governor)?;
             front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
         }
     })
 }
 
-/// The API of the node that runs in this process, until `stop` completes.
+/// The API of the node that runs in this process under `governor`, until `stop` completes.
 pub(super) async fn beside(
-    address: SocketAddr,
-    args: &NodeApiArgs,
-    json: bool,
+    (address, args, json): (SocketAddr, &NodeApiArgs, bool),
     home: &Path,
     door: Door,
+    governor: Governor,
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
-    let front = Front::open(address, &args.http, home).await?;
+    let front = Front::open(address, &args.http, home, governor).await?;
     let swarmed = Swarmed::start(door, preferences(&args.trust, &args.http, &args.wire, home));
     front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, json, stop).await
 }
@@ -111,7 +113,7 @@ struct Front {
 }
 
 impl Front {
-    async fn open(address: SocketAddr, args: &ApiArgs, home: &Path) -> Result<Self> {
+    async fn open(address: SocketAddr, args: &ApiArgs, home: &Path, governor: Governor) -> Result<Self> {
         refuse_accidents(address, args)?;
         let file = args.token_file.clone().unwrap_or_else(|| home.join("api-token"));
         let token = if args.no_token { None } else { Some(token(&file)?) };
@@ -123,7 +125,7 @@ impl Front {
             hosts: args.allow_host.clone(),
             origins: args.allow_origin.clone(),
             aliases: args.alias.clone(),
-            answers: args.answers,
+            doors: Arc::new(ClientDoors(governor)),
             keys: Some(Arc::new(KeyRing::open(home)?)),
             conversations: Some(Arc::new(Shelf::of(home))),
             library: Some(Arc::new(ModelShelf::of(home))),

@@ -56,7 +56,7 @@ pub enum Purpose {
 }
 
 /// What is in force.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Confinement {
     /// Whether system calls are filtered.
     pub filtered: bool,

@@ -9,8 +9,8 @@
 //! parent: the form as JSON, then the end of the stream        child: `+`, or `-` and why not
 //! ```
 //!
-//! Bounds: [`MAX_TRIALS`] processes at once, [`MAX_WAITING`] requests that wait for one, [`MAX_PASSED`] remembered forms,
-//! [`CPU_SECONDS`], [`MEMORY_BYTES`] and [`PATIENCE`] for each.
+//! Bounds: [`MAX_TRIALS`] processes at once; requests that wait for one by the governor ([`Resource::Forms`]); [`MAX_PASSED`]
+//! remembered forms; [`CPU_SECONDS`], [`MEMORY_BYTES`] and [`PATIENCE`] for each trial.
 //!
 //! Limits: without a filter of the system (outside Linux) the process has limits, but no sandbox.
 
@@ -19,14 +19,13 @@ use std::{
     io::{self, Read, Write},
     os::{fd::AsFd, unix::net::UnixStream as StdStream},
     path::Path,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Mutex,
     time::Duration,
 };
 
 use api::inference::{Failure, Format};
+use p2p::Governor;
+use scheduler::governor::{Holder, Resource};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -44,8 +43,6 @@ use crate::{
 
 /// Processes that try forms at once: as many as keep a small machine's cores from being taken by clients' forms.
 const MAX_TRIALS: usize = 2;
-/// Requests that may wait for one of them; more are told to come back.
-const MAX_WAITING: usize = 64;
 /// Forms that passed and are remembered, by their hash.
 const MAX_PASSED: usize = 256;
 /// Processor time of one trial: the engine's own limits end most work within one second of an optimized build.
@@ -58,7 +55,6 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const MAX_BYTES: u64 = 4 << 20;
 
 static TRIALS: Semaphore = Semaphore::const_new(MAX_TRIALS);
-static WAITING: AtomicUsize = AtomicUsize::new(0);
 static PASSED: Mutex<VecDeque<[u8; 32]>> = Mutex::new(VecDeque::new());
 
 /// Why a form was not found to be usable.
@@ -82,29 +78,15 @@ impl From<Untried> for Failure {
     }
 }
 
-/// Counts a request that waits, as long as it does.
-struct Seat;
-
-impl Seat {
-    fn take() -> Option<Self> {
-        let before = WAITING.fetch_add(1, Ordering::SeqCst);
-        // Dropped at once, and so given back, when there are too many.
-        let seat = Self;
-        (before < MAX_WAITING).then_some(seat)
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Measures a form and compiles it in a process of its own, started from `program`.
+/// Measures a form and compiles it in a process of its own, started from `program`, for `holder` under `governor`.
 ///
 /// # Errors
 /// [`Untried`].
-pub async fn attempt(program: &Path, format: &Format) -> Result<(), Untried> {
+pub async fn attempt(
+    program: &Path,
+    format: &Format,
+    (governor, holder): (&Governor, Holder),
+) -> Result<(), Untried> {
     if matches!(format, Format::Text | Format::JsonObject) {
         return Ok(());
     }
@@ -115,7 +97,7 @@ pub async fn attempt(program: &Path, format: &Format) -> Result<(), Untried> {
     if lock(&PASSED).contains(&hash) {
         return Ok(());
     }
-    let _seat = Seat::take().ok_or(Untried::Busy)?;
+    let _permit = governor.take(holder, Resource::Forms, 1).map_err(|_| Untried::Busy)?;
     let _turn = TRIALS.acquire().await.map_err(|error| failed(error.to_string()))?;
     let said = ask(program, &text).await.map_err(|error| failed(error.to_string()))?;
     match said.split_first() {

@@ -91,7 +91,7 @@ struct Daemon {
 pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
     let Setup { home, identity, network, file_bytes, mut worker, serve, model, num_layers, invite, .. } =
         setup;
-    let Setup { absent, beside, mut caps, front, drafter, keeps, .. } = setup;
+    let Setup { absent, beside, mut caps, front, drafter, keeps, governor, .. } = setup;
     // Its weights are the node's as well.
     let drafter_bytes = drafter.as_ref().map_or(0, |drafter| drafter.file_bytes);
     caps.weights_bytes = caps.weights_bytes.map(|most| most.saturating_sub(drafter_bytes));
@@ -99,7 +99,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let draft_bytes = drafter.as_ref().map_or(0, |_| serve::share_bytes(worker.kv_bytes));
     worker.kv_bytes -= draft_bytes;
     let listener = control::listen(&home).await?;
-    let (network, mut events) = p2p::spawn(network).await.map_err(|e| Error::Failed(e.to_string()))?;
+    let (network, mut events) =
+        p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
     let wanted = Wanted {
@@ -122,8 +123,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);
     let mut shared = announcing.shared.clone();
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
-    let seats = control::Seats::default();
-    tokio::spawn(control::serve(listener, calls_in.clone(), seats.clone()));
+    let governor = node.network.governor().clone();
+    tokio::spawn(control::serve(listener, calls_in.clone(), governor.clone()));
     let mut daemon = Daemon {
         trusting: Trusting::open(&home, node.me, |model| serving.models.costs(model)),
         view: Viewing::new(node.me),
@@ -162,7 +163,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     }
     drop(calls);
     daemon.stop().await;
-    seats.empty().await;
+    control::flush(&governor).await;
     let _ = std::fs::remove_file(control::socket(&home));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use api::inference::ModelInfo;
-use p2p::{Identity, Network, invite::Invite};
+use p2p::{Governor, Identity, Network, invite::Invite};
 use scheduler::{LayerRange, Millis, ModelId, NodeId};
 use tokio::sync::{mpsc, watch};
 
@@ -23,6 +23,8 @@ pub struct Setup {
     pub network: p2p::Config,
     /// Length of its model's file.
     pub file_bytes: u64,
+    /// What every door asks; its limits hold, not those of `network`.
+    pub governor: Governor,
     /// How to run it.
     pub worker: worker::Spec,
     /// Layers to offer to others.

@@ -1,9 +1,8 @@
 //! What a plan predicts and what an answer that is over reports: the records behind `plan`, `why` and the last event.
 
 use api::choice::{Mode, Wire};
-use scheduler::SessionKind;
+use scheduler::{SessionKind, cost::Cost};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use super::StageRange;
 
@@ -64,14 +63,81 @@ pub struct PlannedStage {
     pub ms: f64,
     /// A token; the measured form of it is [`StageReport::ms`].
     pub step_ms: Option<f64>,
-    /// What `ms` is the sum of, by name, in the scheduler's order.
-    pub terms: Map<String, Value>,
+    /// What `ms` is the sum of.
+    pub terms: CostTerms,
 }
 
 impl PlannedStage {
     /// Who and what.
     pub fn range(&self) -> StageRange {
         StageRange { node: self.node.clone(), start: self.start, end: self.end }
+    }
+}
+
+/// The parts of a stage's time, ms; see [`Cost`]. What takes no time is left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)]
+pub struct CostTerms {
+    #[serde(skip_serializing_if = "takes_none")]
+    pub decode: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub prefill: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub crowding: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub doubt: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub visit: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub queue: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub load: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub hop: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub transfer: f64,
+    #[serde(skip_serializing_if = "takes_none")]
+    pub closing: f64,
+}
+
+fn takes_none(ms: &f64) -> bool {
+    *ms <= 0.0
+}
+
+impl CostTerms {
+    /// Those that take time, by name, in the scheduler's order.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let all = [
+            ("decode", self.decode),
+            ("prefill", self.prefill),
+            ("crowding", self.crowding),
+            ("doubt", self.doubt),
+            ("visit", self.visit),
+            ("queue", self.queue),
+            ("load", self.load),
+            ("hop", self.hop),
+            ("transfer", self.transfer),
+            ("closing", self.closing),
+        ];
+        all.into_iter().filter(|(_, ms)| !takes_none(ms))
+    }
+}
+
+impl From<&Cost> for CostTerms {
+    fn from(cost: &Cost) -> Self {
+        Self {
+            decode: cost.decode_ms,
+            prefill: cost.prefill_ms,
+            crowding: cost.crowding_ms,
+            doubt: cost.doubt_ms,
+            visit: cost.visit_ms,
+            queue: cost.queue_ms,
+            load: cost.load_ms,
+            hop: cost.hop_ms,
+            transfer: cost.transfer_ms,
+            closing: cost.closing_ms,
+        }
     }
 }
 
@@ -242,16 +308,43 @@ pub struct Conducted {
     /// Which earlier positions each row saw, and how keys and values were kept.
     #[serde(flatten, with = "super::session_kind")]
     pub kind: SessionKind,
+    /// What ended it.
+    #[serde(flatten)]
+    pub ending: Ending,
+    /// Until every stage had promised to serve.
+    pub opened_ms: Option<f64>,
+    /// What was expected.
+    pub predicted: Predicted,
+    /// What checking others' work found.
+    #[serde(flatten)]
+    pub checks: CheckReport,
+    /// Work that was signed for.
+    pub receipts: usize,
+    /// Nodes so late that their shadow answered first.
+    pub hedged: Vec<Stall>,
+    /// Tokens that were drafted, where any were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafts: Option<DraftReport>,
+    /// Bytes of activations sent.
+    pub bytes_out: u64,
+    /// And received.
+    pub bytes_in: u64,
+}
+
+/// What ended an answer, beside its [`FinishReason`].
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct Ending {
     /// Why it was given up, where it was.
     pub gave_up: Option<String>,
     /// The stop string that ended it, where one did.
     pub stop: Option<String>,
     /// Whether the model ended its turn, by a token that is not among the ids.
     pub ended_turn: bool,
-    /// Until every stage had promised to serve.
-    pub opened_ms: Option<f64>,
-    /// What was expected.
-    pub predicted: Predicted,
+}
+
+/// What came of checking the work of other nodes for an answer.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct CheckReport {
     /// Share of what others computed that was checked bit for bit; 1 when no other node computed.
     pub verified: f64,
     /// Disputes that a third holder settled.
@@ -262,19 +355,8 @@ pub struct Conducted {
     pub convicted: Vec<String>,
     /// The first token that was shown and followed from a lie.
     pub integrity: Option<u32>,
-    /// Work that was signed for.
-    pub receipts: usize,
-    /// Nodes so late that their shadow answered first.
-    pub hedged: Vec<Stall>,
-    /// Tokens that were drafted, where any were.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub drafts: Option<DraftReport>,
     /// Two answers for one position differed this often.
     pub differing_answers: u32,
-    /// Bytes of activations sent.
-    pub bytes_out: u64,
-    /// And received.
-    pub bytes_in: u64,
 }
 
 /// What became of the drafts of an answer.

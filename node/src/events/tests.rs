@@ -11,7 +11,7 @@ fn check<T: Serialize + serde::de::DeserializeOwned>(value: &T, line: Value) {
 }
 
 fn prediction() -> (Prediction, Value) {
-    let terms = json!({ "decode": 3.5, "hop": 1.5 }).as_object().cloned().unwrap();
+    let terms = CostTerms { decode: 3.5, hop: 1.5, ..CostTerms::default() };
     let stages =
         vec![PlannedStage { node: "aa".into(), start: 0, end: 4, ms: 5.0, step_ms: Some(1.5), terms }];
     let predicted = Predicted {
@@ -150,20 +150,20 @@ fn the_end_of_an_answer_is_the_line_it_was() {
         wire: Wire::Raw,
         cuts: Vec::new(),
         kind: SessionKind::DEFAULT,
-        gave_up: None,
-        stop: None,
-        ended_turn: true,
+        ending: Ending { ended_turn: true, ..Ending::default() },
         opened_ms: None,
         predicted: plan.predicted,
-        verified: 1.0,
-        settled_by_thirds: 0,
-        checked_by: vec!["dd".into()],
-        convicted: Vec::new(),
-        integrity: None,
+        checks: CheckReport {
+            verified: 1.0,
+            settled_by_thirds: 0,
+            checked_by: vec!["dd".into()],
+            convicted: Vec::new(),
+            integrity: None,
+            differing_answers: 0,
+        },
         receipts: 2,
         hedged: Vec::new(),
         drafts: None,
-        differing_answers: 0,
         bytes_out: 10,
         bytes_in: 20,
     };

@@ -21,8 +21,7 @@ use std::{
 
 use bytes::Bytes;
 use p2p::{
-    HopError, Network,
-    link::Plane,
+    HopError, Network, Plane,
     wire::{
         control::Contact,
         frame::{Header, Hello},

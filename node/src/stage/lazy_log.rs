@@ -3,28 +3,18 @@
 //! A [`LazyLog`] is the frames as they came, one after the other, from where the cache ends. The node that takes over replays them from
 //! memory: they need not cross the network again, and until then nothing is computed.
 //!
-//! Bounds: [`MAX_BYTES`] for a segment, and the room that all sessions of a node share ([`room`]). What does not fit is
+//! Bounds: [`MAX_BYTES`] for a segment, and what the governor allows of [`Resource::StandbyBytes`]. What does not fit is
 //! not kept, nor is anything after it: the requester sends it when it is needed, as it does where no node stands by.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
-use p2p::wire::frame::Header;
-use scheduler::LayerRange;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use p2p::{Governor, Permit, wire::frame::Header};
+use scheduler::{LayerRange, NodeId, governor::Resource};
 
 /// Frames kept of one segment, bytes: a context of 16 Ki tokens of a model of 4,096 values, rounded to eight bits.
 const MAX_BYTES: usize = 72 << 20;
-/// Frames kept of all sessions of a node, bytes; on a node with little memory for caches a quarter as much as that.
-const MAX_NODE_BYTES: u64 = 256 << 20;
 /// Rows of a frame that is put together from those that came: those of a prompt's chunk, which compute faster together.
 const MOST_ROWS: u32 = 96;
-/// What one permit of the room stands for, bytes.
-const GRAIN: usize = 1_024;
-
-/// The room that all sessions of a node with so much memory for caches share.
-pub(crate) fn room(kv_bytes: u64) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new((kv_bytes / 4).min(MAX_NODE_BYTES) as usize / GRAIN))
-}
 
 /// The inputs of one segment from position `from` to `upto`.
 pub(super) struct LazyLog {
@@ -43,8 +33,8 @@ pub(super) struct Frame {
     pub(super) header: Header,
     /// Their inputs.
     pub(super) payload: Vec<u8>,
-    /// Its part of the node's room.
-    taken: OwnedSemaphorePermit,
+    /// Its bytes among those kept for the requester.
+    taken: Permit,
 }
 
 impl LazyLog {
@@ -58,30 +48,40 @@ impl LazyLog {
         self.upto
     }
 
-    /// Keeps the inputs of `header.rows` positions, where they go on from what is kept and there is room; what is kept of
-    /// these positions and of later ones is replaced.
-    pub(super) fn keep(&mut self, header: Header, mut payload: Vec<u8>, room: &Arc<Semaphore>) {
+    /// Keeps the inputs of `header.rows` positions for `requester`, where they go on from what is kept and there is room; what
+    /// is kept of these positions and of later ones is replaced.
+    pub(super) fn keep(
+        &mut self,
+        header: Header,
+        mut payload: Vec<u8>,
+        (governor, requester): (&Governor, NodeId),
+    ) {
         self.cut(header.from);
         if header.from != self.upto || self.bytes + payload.len() > MAX_BYTES {
             return;
         }
-        let grains = payload.len().div_ceil(GRAIN) as u32;
-        let Ok(taken) = room.clone().try_acquire_many_owned(grains) else { return };
+        let taken = governor.take_for(requester, Resource::StandbyBytes, payload.len() as u64);
+        let Ok(mut taken) = taken else { return };
         self.upto += header.rows;
         self.bytes += payload.len();
-        match self.frames.back_mut() {
-            Some(last) if last.header.wire == header.wire && last.header.rows + header.rows <= MOST_ROWS => {
-                last.payload.reserve_exact(payload.len());
-                last.payload.append(&mut payload);
-                last.header.rows += header.rows;
-                last.header.len = last.payload.len() as u32;
-                last.taken.merge(taken);
-            }
-            _ => {
-                payload.shrink_to_fit();
-                self.frames.push_back(Frame { header, payload, taken });
+        if let Some(last) = self.frames.back_mut()
+            && last.header.wire == header.wire
+            && last.header.rows + header.rows <= MOST_ROWS
+        {
+            match last.taken.merge(taken) {
+                Ok(()) => {
+                    last.payload.reserve_exact(payload.len());
+                    last.payload.append(&mut payload);
+                    last.header.rows += header.rows;
+                    last.header.len = last.payload.len() as u32;
+                    return;
+                }
+                // The requester comes from elsewhere now.
+                Err(apart) => taken = apart,
             }
         }
+        payload.shrink_to_fit();
+        self.frames.push_back(Frame { header, payload, taken });
     }
 
     /// Forgets positions from `at` on, and everything where the cache of `have` positions does not reach what is kept.
@@ -127,16 +127,21 @@ impl LazyLog {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use p2p::{
+        Governor,
         codec::Wire,
         wire::frame::{Header, Kind},
     };
-    use scheduler::LayerRange;
-    use tokio::sync::Semaphore;
+    use scheduler::{
+        LayerRange, NodeId,
+        governor::{Limits, Resource, Scope},
+    };
 
-    use super::{Frame, GRAIN, LazyLog, MAX_BYTES};
+    use super::{Frame, LazyLog, MAX_BYTES};
+
+    fn used(governor: &Governor) -> u64 {
+        governor.used(Resource::StandbyBytes, Scope::Node)
+    }
 
     /// Rows of four bytes, each of which says its position.
     fn frame(from: u32, rows: u32) -> (Header, Vec<u8>) {
@@ -146,11 +151,11 @@ mod tests {
         (Header { wire: Wire::Raw, rows, ..header }, payload)
     }
 
-    fn kept(frames: &[(u32, u32)], room: &Arc<Semaphore>) -> LazyLog {
+    fn kept(frames: &[(u32, u32)], governor: &Governor) -> LazyLog {
         let mut kept = LazyLog::new(LayerRange::new(2, 4).unwrap(), 3);
         for (from, rows) in frames {
             let (header, payload) = frame(*from, *rows);
-            kept.keep(header, payload, room);
+            kept.keep(header, payload, (governor, NodeId::numbered(1)));
         }
         kept
     }
@@ -170,18 +175,18 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_replayed_from_where_the_cache_ends() {
-        let room = Arc::new(Semaphore::new(1_000));
+        let room = Governor::default();
         for have in 3..12 {
             let kept = kept(&[(3, 4), (7, 1), (8, 4)], &room);
             assert_eq!(kept.upto(), 12);
             assert_eq!(replayed(kept, have), (have..12).collect::<Vec<_>>());
         }
-        assert_eq!(room.available_permits(), 1_000, "all is given back");
+        assert_eq!(used(&room), 0, "all is given back");
     }
 
     #[test]
     fn gaps_are_not_kept_and_what_comes_again_replaces_what_was() {
-        let room = Arc::new(Semaphore::new(1_000));
+        let room = Governor::default();
         assert_eq!(kept(&[(4, 4)], &room).upto(), 3);
         assert_eq!(kept(&[(3, 4), (9, 4)], &room).upto(), 7);
         let again = kept(&[(3, 4), (7, 4), (5, 4)], &room);
@@ -191,7 +196,7 @@ mod tests {
 
     #[test]
     fn it_is_cut_with_the_session_and_forgotten_with_the_cache() {
-        let room = Arc::new(Semaphore::new(1_000));
+        let room = Governor::default();
         let cut = |have, at| {
             let mut kept = kept(&[(3, 4), (7, 4)], &room);
             kept.fit(have, at);
@@ -205,16 +210,16 @@ mod tests {
     }
 
     #[test]
-    fn there_isroom_taken_for_so_much() {
-        let room = Arc::new(Semaphore::new(2));
+    fn there_is_room_for_so_much() {
+        let room = Governor::new(Limits::default().set(Resource::StandbyBytes, [1_600, 1_600, 1_600]));
         let full = kept(&[(3, 200), (203, 200), (403, 200), (603, 1)], &room);
-        assert_eq!((full.upto(), room.available_permits()), (403, 0), "nothing after what did not fit");
+        assert_eq!((full.upto(), used(&room)), (403, 1_600), "nothing after what did not fit");
         drop(full);
-        let room = Arc::new(Semaphore::new(MAX_BYTES / GRAIN + 10));
+        let room = Governor::default();
         let mut large = LazyLog::new(LayerRange::new(2, 4).unwrap(), 0);
         for at in 0..3 {
             let (header, _) = frame(at, 1);
-            large.keep(header, vec![0; MAX_BYTES / 2], &room);
+            large.keep(header, vec![0; MAX_BYTES / 2], (&room, NodeId::numbered(1)));
         }
         assert_eq!(large.upto(), 2);
     }

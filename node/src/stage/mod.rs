@@ -25,7 +25,6 @@ mod served;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
     time::Duration,
 };
 
@@ -45,12 +44,11 @@ use scheduler::{
     session::Taken,
 };
 use tokio::{
-    sync::{Semaphore, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tracing::Instrument;
 
-pub(crate) use self::lazy_log::room;
 use self::{
     commitment_chain::CommitmentChain,
     inputs::Inputs,
@@ -104,8 +102,6 @@ pub struct Stage {
     pub slot: SlotGuard,
     /// Counts it for its requester among what others hold of this node.
     pub permit: Permit,
-    /// Where lazy shadows keep what they are sent, shared by all sessions.
-    pub room: Arc<Semaphore>,
     /// What was computed in sessions that have ended, shared by all sessions.
     pub prefixes: Prefixes,
 }
@@ -353,7 +349,8 @@ impl Running {
         if role == Role::LazyShadow {
             let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in, bytes_out: 0 });
             if let Some(kept) = self.kept.get_mut(&header.layer) {
-                kept.keep(header, payload.into_parts().0, &self.stage.room);
+                let holder = (self.stage.network.governor(), self.stage.requester);
+                kept.keep(header, payload.into_parts().0, holder);
             }
             return;
         }

@@ -94,8 +94,8 @@ async fn measured(spec: &mut Spec) -> Result<(Spawned, Option<String>), Fault> {
 /// What a request takes through the layers that are here, ms.
 fn request_ms(ready: &Ready) -> f64 {
     let layers: f64 = ready.layers.iter().map(|range| ready.weight(*range)).sum();
-    let token_ms = ready.visit_ms + ready.head_ms + layers * ready.decode_ms;
-    PROMPT * layers * ready.prefill_ms + ANSWER * token_ms
+    let token_ms = ready.times.visit_ms + ready.times.head_ms + layers * ready.times.decode_ms;
+    PROMPT * layers * ready.times.prefill_ms + ANSWER * token_ms
 }
 
 /// Whether this machine may have a GPU that this build computes on with kernels of our own.
@@ -111,16 +111,13 @@ fn may_have_gpu() -> bool {
 mod tests {
     use scheduler::LayerRange;
 
-    use super::*;
+    use super::{super::Times, *};
 
     #[test]
     fn a_request_takes_prompt_and_tokens_through_the_layers() {
         let ready = Ready {
             layers: LayerRange::new(2, 6).into_iter().collect(),
-            visit_ms: 1.0,
-            head_ms: 0.5,
-            decode_ms: 2.0,
-            prefill_ms: 0.25,
+            times: Times { visit_ms: 1.0, head_ms: 0.5, decode_ms: 2.0, prefill_ms: 0.25 },
             ..Ready::absent(Default::default(), String::new(), 1)
         };
         assert_eq!(request_ms(&ready), 256.0 * 4.0 * 0.25 + 64.0 * (1.5 + 4.0 * 2.0));

@@ -18,8 +18,8 @@ use std::{
 };
 
 use api::inference::Format;
-use p2p::wire::announce::Class;
-use scheduler::{LayerRange, ModelId, SessionId};
+use p2p::{Governor, wire::announce::Class};
+use scheduler::{LayerRange, ModelId, SessionId, governor::Holder};
 use shard::{
     draft::DraftToken,
     kernels::{Cores, PAGE, threads::Pool},
@@ -35,9 +35,9 @@ use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, Measure, OUTPUTS, OpenSession,
     Output, PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell, Trouble},
+    ready::shrunk,
     room::{Keeps, Part},
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
-    shrunk,
 };
 use crate::{
     confine::{
@@ -123,7 +123,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         guard: spec.guard,
         room: spec.room,
         costs: ready.costs.clone(),
-        small_shares: ready.small_shares,
+        small_shares: ready.abilities.small_shares,
         alive: AtomicBool::new(true),
         on_gpu,
         trouble: OnceLock::new(),
@@ -137,7 +137,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     tokio::spawn(write_frames(write, queue, shared.clone()));
     tokio::spawn(read_frames(read, sender, shared.clone()));
     let worker = Worker { frames, shared };
-    ready.visit_ms += worker.usual_round_trip_ms().await?;
+    ready.times.visit_ms += worker.usual_round_trip_ms().await?;
     Ok((worker, ready, outputs))
 }
 
@@ -193,27 +193,16 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         num_layers: ready.num_layers,
         layers: ready.layers.into_iter().map(ipc::range).collect::<io::Result<_>>()?,
         hidden: ready.hidden,
-        vocab: ready.vocab,
         vocabulary: ready.vocabulary,
         context: ready.context,
-        kv_bytes_per_layer_position: ready.kv_bytes_per_layer_position,
-        kv_bytes: ready.kv_bytes,
-        resident_bytes: ready.resident_bytes,
-        decode_ms: ready.decode_ms,
-        prefill_ms: ready.prefill_ms,
-        visit_ms: ready.visit_ms,
-        head_ms: ready.head_ms,
+        memory: ready.memory,
+        times: ready.times,
         load_ms: ready.load_ms,
-        layer_bytes: ready.layer_bytes,
         costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
         device: ready.device,
-        goes_back: ready.goes_back,
-        attends_window: ready.attends_window,
-        small_shares: ready.small_shares,
-        attends_sparse: ready.attends_sparse,
-        sandboxed: ready.sandboxed,
-        landlocked: ready.landlocked,
+        abilities: ready.abilities,
+        confinement: ready.confinement,
     })
 }
 
@@ -348,10 +337,10 @@ impl Worker {
     /// the worker.
     ///
     /// # Errors
-    /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`], [`Fault::Dead`].
-    pub async fn check(&self, format: &Format) -> Result<(), Fault> {
+    /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`] at a limit of the governor too, [`Fault::Dead`].
+    pub async fn check(&self, format: &Format, doors: (&Governor, Holder)) -> Result<(), Fault> {
         let Some(text) = form(format)? else { return Ok(()) };
-        trial::attempt(&self.shared.program, format).await.map_err(|untried| match untried {
+        trial::attempt(&self.shared.program, format, doors).await.map_err(|untried| match untried {
             Untried::Form(why) => Fault::Refused(why),
             Untried::Busy => Fault::Busy,
             Untried::Failed(why) => Fault::Dead(why),

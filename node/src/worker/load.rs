@@ -19,8 +19,8 @@ use shard::{
 };
 
 use super::{
-    SHARES,
     ipc::{self, Load, TextKind},
+    ready::SHARES,
 };
 use crate::{
     Error, Result,

@@ -15,7 +15,7 @@ use shard::{
     round::Rounding,
 };
 
-use super::load::Loaded;
+use super::{load::Loaded, ready::Times};
 use crate::Result;
 
 /// Layers of the longer visit.
@@ -28,15 +28,6 @@ const MOST_RUNS: usize = 9;
 const BUDGET: Duration = Duration::from_millis(60);
 /// No layer takes less: a time of zero is no claim that others accept.
 const LEAST_MS: f64 = 1e-6;
-
-/// Milliseconds; see [`super::Ready`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Times {
-    pub(super) decode_ms: f64,
-    pub(super) prefill_ms: f64,
-    pub(super) visit_ms: f64,
-    pub(super) head_ms: f64,
-}
 
 /// Runs some layers of `model` with made-up rows.
 pub(super) fn measure(model: &Loaded) -> Result<Times> {

@@ -30,7 +30,8 @@ use super::{
     batcher::{Asked, Batcher},
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
     load::{self, Loaded},
-    probe::{self, Times},
+    probe,
+    ready::{Abilities, Memory, Times, Vocabulary},
 };
 use crate::{
     Error, Result,
@@ -127,10 +128,11 @@ fn compute(
         }
     };
     let begin = || {
-        let ready = ready(&loaded, load, confinement)?;
+        let mut ready = ready(&loaded, load, confinement)?;
         let engine = Batcher::new(&loaded, load.kv_bytes)?;
         // What passes take is taken now.
-        Ok((engine, Ready { kv_bytes: loaded.state_room(load.kv_bytes), ..ready }))
+        ready.memory.kv_bytes = loaded.state_room(load.kv_bytes);
+        Ok((engine, ready))
     };
     let (mut engine, ready) = match begin() {
         Ok(begun) => begun,
@@ -153,7 +155,6 @@ fn check_every() -> Duration {
 }
 
 fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready> {
-    let times = if load.measure { probe::measure(loaded)? } else { Times::default() };
     let blueprint = loaded.blueprint();
     let attends = |kind: SessionKind| loaded.stages.iter().all(|stage| stage.attends(kind).is_ok());
     Ok(Ready {
@@ -162,28 +163,30 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         num_layers: loaded.num_layers(),
         layers: loaded.stages.iter().map(|stage| ipc::pair(stage.range())).collect(),
         hidden: blueprint.hidden as u32,
-        vocab: blueprint.vocab as u32,
-        vocabulary: loaded.tokenizer.as_ref().map_or([0; 32], |tokenizer| *tokenizer.digest().as_bytes()),
+        vocabulary: Vocabulary {
+            tokens: blueprint.vocab as u32,
+            digest: loaded.tokenizer.as_ref().map_or([0; 32], |tokenizer| *tokenizer.digest().as_bytes()),
+        },
         context: loaded.context as u32,
-        kv_bytes_per_layer_position: loaded.position_bytes(),
-        kv_bytes: load.kv_bytes,
-        resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
-        decode_ms: times.decode_ms,
-        prefill_ms: times.prefill_ms,
-        visit_ms: times.visit_ms,
-        head_ms: times.head_ms,
+        memory: Memory {
+            kv_bytes_per_layer_position: loaded.position_bytes(),
+            kv_bytes: load.kv_bytes,
+            resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
+            layer_bytes: loaded.layer_bytes,
+        },
+        times: if load.measure { probe::measure(loaded)? } else { Times::default() },
         load_ms: loaded.load_ms,
-        layer_bytes: loaded.layer_bytes,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: loaded.exact,
         device: loaded.stages[0].device(),
-        goes_back: blueprint.goes_back(),
-        attends_window: attends(AttentionKind::Window(1).into()),
-        attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT).into()),
-        small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
-            .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
-        sandboxed: confinement.filtered,
-        landlocked: confinement.landlocked,
+        abilities: Abilities {
+            goes_back: blueprint.goes_back(),
+            attends_window: attends(AttentionKind::Window(1).into()),
+            attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT).into()),
+            small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
+                .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
+        },
+        confinement,
     })
 }
 

@@ -50,8 +50,9 @@ pub struct Rehearsed {
 impl Rehearsed {
     /// Corrects what was measured without jobs.
     fn correct(&self, ready: &mut Ready) {
-        ready.visit_ms = self.visit_ms.unwrap_or(0.0).max(ready.visit_ms);
-        ready.head_ms = self.visit_and_head_ms.map_or(0.0, |both| both - ready.visit_ms).max(ready.head_ms);
+        let times = &mut ready.times;
+        times.visit_ms = self.visit_ms.unwrap_or(0.0).max(times.visit_ms);
+        times.head_ms = self.visit_and_head_ms.map_or(0.0, |both| both - times.visit_ms).max(times.head_ms);
     }
 }
 
@@ -143,7 +144,7 @@ impl Rehearsal<'_> {
             times.sort_unstable_by(f64::total_cmp);
             times[times.len() / 2]
         });
-        Ok(usual_ms.map(|ms| (ms - self.ready.decode_ms * self.ready.weight(layers)).max(0.0)))
+        Ok(usual_ms.map(|ms| (ms - self.ready.times.decode_ms * self.ready.weight(layers)).max(0.0)))
     }
 
     async fn runs(&mut self, layers: LayerRange, want: Want) -> Result<Option<Vec<f64>>, Fault> {
@@ -201,16 +202,18 @@ impl Rehearsal<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Times, *};
 
     #[test]
     fn a_rehearsal_finds_more_or_nothing() {
-        let measured =
-            Ready { visit_ms: 0.5, head_ms: 0.25, ..Ready::absent(Default::default(), String::new(), 1) };
+        let measured = Ready {
+            times: Times { visit_ms: 0.5, head_ms: 0.25, ..Times::default() },
+            ..Ready::absent(Default::default(), String::new(), 1)
+        };
         let after = |visit_ms, visit_and_head_ms| {
             let mut ready = measured.clone();
             Rehearsed { visit_ms, visit_and_head_ms }.correct(&mut ready);
-            (ready.visit_ms, ready.head_ms)
+            (ready.times.visit_ms, ready.times.head_ms)
         };
         assert_eq!(after(Some(2.0), Some(3.5)), (2.0, 1.5));
         assert_eq!(after(None, None), (0.5, 0.25), "not taken");

@@ -253,7 +253,7 @@ fn a_confined_process_can_do_nothing_but_compute() {
 #[tokio::test]
 async fn a_worker_has_no_privileges_and_leaves_no_core() {
     let child = Child::start(&[range(0, 3)]).await;
-    assert!(child.ready.sandboxed);
+    assert!(child.ready.confinement.filtered);
     let about = |what: &str| std::fs::read_to_string(format!("/proc/{}/{what}", child.worker.pid())).unwrap();
     let status = about("status");
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"] {

@@ -115,7 +115,7 @@ async fn any_part_of_the_model_can_be_held_and_is_measured() {
     for layers in [vec![last], vec![range(0, 1), last], vec![range(2, 4), last], vec![range(3, 4)]] {
         let ready = Child::start(&layers).await.ready;
         assert_eq!(ready.layers, layers);
-        assert!(ready.decode_ms > 0.0 && ready.prefill_ms > 0.0, "{ready:?}");
+        assert!(ready.times.decode_ms > 0.0 && ready.times.prefill_ms > 0.0, "{ready:?}");
     }
 }
 

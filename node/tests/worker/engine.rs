@@ -17,8 +17,14 @@ fn args() -> EngineArgs {
 }
 
 async fn serving(args: &EngineArgs) -> Arc<Confined> {
-    let confined =
-        Confined::of(env!("CARGO_BIN_EXE_shoal").into(), args, 64 << 20, Default::default()).unwrap();
+    let confined = Confined::of(
+        env!("CARGO_BIN_EXE_shoal").into(),
+        args,
+        64 << 20,
+        Default::default(),
+        Default::default(),
+    )
+    .unwrap();
     settled(&confined).await;
     confined
 }

@@ -63,7 +63,7 @@ fn child_known(runs: &[(SessionId, Vec<u32>, Expected, usize)], session: Session
 async fn sessions_beyond_the_room_are_refused_with_what_is_missing() {
     let layers = range(0, 2);
     let probe = Child::start(&[layers]).await;
-    let position = probe.ready.kv_bytes_per_layer_position;
+    let position = probe.ready.memory.kv_bytes_per_layer_position;
     // Room for one session of 256 positions in two layers, and half of another.
     let page = 2 * 256 * position;
     let child = Child::of(Spec { kv_bytes: page * 3 / 2, ..spec(&[layers]) }).await;
@@ -85,7 +85,7 @@ async fn sessions_beyond_the_room_are_refused_with_what_is_missing() {
 async fn workers_of_one_room_take_no_more_than_there_is() {
     let layers = range(0, 2);
     let probe = Child::start(&[layers]).await;
-    let page = 2 * 256 * probe.ready.kv_bytes_per_layer_position;
+    let page = 2 * 256 * probe.ready.memory.kv_bytes_per_layer_position;
     // Each alone could have three sessions of a page, both together have room for three.
     let room = Room::new(3 * page);
     let shared = || Spec { kv_bytes: 3 * page, room: room.clone(), ..spec(&[layers]) };

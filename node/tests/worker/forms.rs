@@ -5,6 +5,8 @@ use node::{
     constrain::trial::{self, Untried},
     worker::Fault,
 };
+use p2p::Governor;
+use scheduler::governor::{Holder, Limits, Resource};
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -42,6 +44,7 @@ fn mutual() -> Value {
 async fn no_form_takes_a_worker_down() {
     let child = Child::start(&[]).await;
     let worker = &child.worker;
+    let governor = Governor::default();
     for (format, what) in [
         (Format::JsonSchema(chain(1000)), "64 deep"),
         (Format::JsonSchema(choices(500)), "64 deep"),
@@ -52,7 +55,7 @@ async fn no_form_takes_a_worker_down() {
         (Format::JsonSchema(json!({"type": "wish"})), "cannot be used"),
         (Format::Grammar("start: nothing".into()), "cannot be used"),
     ] {
-        let refused = worker.check(&format).await;
+        let refused = worker.check(&format, (&governor, Holder::default())).await;
         let Err(Fault::Refused(why)) = &refused else { panic!("{format:?}: {refused:?}") };
         assert!(why.contains(what), "{why}");
     }
@@ -74,7 +77,7 @@ async fn no_form_takes_a_worker_down() {
         Format::Grammar(rules(180)),
         Format::Regex("[a-z]+".into()),
     ] {
-        assert_eq!(worker.check(&format).await, Ok(()), "{format:?}");
+        assert_eq!(worker.check(&format, (&governor, Holder::default())).await, Ok(()), "{format:?}");
     }
     assert!(worker.is_alive());
 }
@@ -83,11 +86,17 @@ async fn no_form_takes_a_worker_down() {
 #[tokio::test]
 async fn a_trial_that_dies_is_a_refusal_of_the_form() {
     let form = Format::Regex("[a-f]{3}".into());
-    let died = trial::attempt("/bin/true".as_ref(), &form).await;
+    let full = Governor::new(Limits::default().set(Resource::Forms, [1, 1, 1]));
+    let held = full.take(Holder::default(), Resource::Forms, 1).unwrap();
+    let busy = trial::attempt("/bin/true".as_ref(), &form, (&full, Holder::default())).await;
+    assert_eq!(busy, Err(Untried::Busy));
+    drop(held);
+    let doors = (&full, Holder::default());
+    let died = trial::attempt("/bin/true".as_ref(), &form, doors).await;
     assert!(matches!(&died, Err(Untried::Form(why)) if why.contains("simplify")), "{died:?}");
-    let none = trial::attempt("/no/such/program".as_ref(), &form).await;
+    let none = trial::attempt("/no/such/program".as_ref(), &form, doors).await;
     assert!(matches!(none, Err(Untried::Failed(_))), "{none:?}");
-    assert_eq!(trial::attempt(env!("CARGO_BIN_EXE_shoal").as_ref(), &form).await, Ok(()));
+    assert_eq!(trial::attempt(env!("CARGO_BIN_EXE_shoal").as_ref(), &form, doors).await, Ok(()));
     // It is remembered: no process is needed any more.
-    assert_eq!(trial::attempt("/no/such/program".as_ref(), &form).await, Ok(()));
+    assert_eq!(trial::attempt("/no/such/program".as_ref(), &form, doors).await, Ok(()));
 }

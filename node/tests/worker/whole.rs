@@ -55,11 +55,18 @@ async fn a_worker_says_what_it_is_and_encodes_as_the_model_does() {
     let blueprint = model.executor.blueprint();
     assert_eq!(child.ready.num_layers as usize, blueprint.layers.len());
     assert_eq!(child.ready.layers, [range(0, child.ready.num_layers)]);
-    assert_eq!((child.ready.hidden, child.ready.vocab), (blueprint.hidden as u32, blueprint.vocab as u32));
-    assert_eq!(child.ready.resident_bytes, model.executor.resident_bytes() as u64);
+    assert_eq!(
+        (child.ready.hidden, child.ready.vocabulary.tokens),
+        (blueprint.hidden as u32, blueprint.vocab as u32)
+    );
+    assert_eq!(child.ready.memory.resident_bytes, model.executor.resident_bytes() as u64);
     assert_eq!(child.ready.model.to_string(), node::library::embedded().0[..8]);
     assert_eq!((child.ready.class, child.ready.context), (Class::D1, CONTEXT as u32));
-    assert!(child.ready.decode_ms > 0.0 && child.ready.prefill_ms > 0.0 && child.ready.visit_ms > 0.0);
+    assert!(
+        child.ready.times.decode_ms > 0.0
+            && child.ready.times.prefill_ms > 0.0
+            && child.ready.times.visit_ms > 0.0
+    );
 
     let messages = json!([{"role": "user", "content": "Tell me a story about a fox"}]);
     let (ids, _) = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();

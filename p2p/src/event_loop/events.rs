@@ -24,9 +24,10 @@ use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
 use crate::governor::{ANNOUNCEMENT_US, ASK_US};
 use crate::home::{KnownSwarm, Said};
 use crate::identity::{node_id, peer_id};
-use crate::link::{Lane, Plane, Stream, behaviour::Incoming};
+use crate::link::{Stream, behaviour::Incoming};
 use crate::path::{self, Path, plausible};
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
+use crate::plane::{Lane, Plane};
 use crate::wire::announce::Announcement;
 
 /// How long a peer that floods is not listened to.

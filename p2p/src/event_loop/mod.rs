@@ -336,11 +336,11 @@ fn know(event_loop: &mut EventLoop, config: &Config) -> Result<()> {
         };
         event_loop.book.add(peer, address, Source::Bootstrap, now);
     }
-    for text in &config.external {
+    for text in &config.reach.external {
         let external = split_peer(address(text, event_loop.local.loopback_only)?).0;
         event_loop.way.learn(&external, Origin::Named, now);
     }
-    for text in &config.relays {
+    for text in &config.reach.relays {
         let relay = address(text, event_loop.local.loopback_only)?;
         if relay.iter().any(|part| part == Protocol::P2pCircuit) {
             let why = "a relay must be reached directly, not through another relay".to_owned();

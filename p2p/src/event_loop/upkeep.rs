@@ -15,9 +15,10 @@ use crate::control::{self, ReplyTo};
 use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
 use crate::identity::peer_id;
-use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
+use crate::link::{Stream, behaviour::NotOpened};
 use crate::path::{self, Path};
 use crate::peers;
+use crate::plane::{Lane, Plane};
 use crate::watch::Noticed;
 use crate::wire::control::{Answer, Ask, Contact, Refusal};
 

@@ -37,12 +37,13 @@ use scheduler::NodeId;
 use scheduler::governor::Resource;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::{Guard, Lane, Plane, Seat, Stream, Traffic};
+use super::{Guard, Seat, Stream, Traffic};
 use crate::config::Names;
 use crate::error::HopError;
 use crate::governor::Governor;
 use crate::identity;
 use crate::path::{self, Path};
+use crate::plane::{Lane, Plane};
 
 /// Opens waiting on one connection; more are refused at once. A connection negotiates them side by side, so this many
 /// waiting means that it is stuck.
@@ -108,6 +109,21 @@ struct Connection {
     live: Arc<AtomicUsize>,
 }
 
+impl Connection {
+    /// Counts one more stream on it, for as long as what this gives is kept.
+    fn guard(&self, traffic: &Arc<Traffic>, lane: Lane, seat: Seat) -> Guard {
+        self.live.fetch_add(1, Ordering::Relaxed);
+        Guard {
+            traffic: traffic.clone(),
+            connection: self.id,
+            remote: self.remote,
+            live: self.live.clone(),
+            frames: lane == Lane::Plane(Plane::Data),
+            _seat: seat,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Remote {
     node: NodeId,
@@ -164,18 +180,7 @@ impl Behaviour {
         let Some(remote) = self.remotes.get(&peer) else { return refuse(reply, closed) };
         let Some(connection) = remote.best() else { return refuse(reply, closed) };
         let Some(permit) = remote.room.take(lane) else { return refuse(reply, NotOpened::Full) };
-        connection.live.fetch_add(1, Ordering::Relaxed);
-        let seat = Seat::Own { _permit: permit };
-        let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let frames = lane == Lane::Plane(Plane::Data);
-        let guard = Guard {
-            traffic,
-            connection: connection.id,
-            remote: connection.remote,
-            live,
-            frames,
-            _seat: seat,
-        };
+        let guard = connection.guard(&remote.traffic, lane, Seat::Own { _permit: permit });
         let (node, path) = (remote.node, connection.path);
         let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
         let handler = NotifyHandler::One(connection.id);
@@ -380,18 +385,7 @@ impl NetworkBehaviour for Behaviour {
                 return;
             }
         };
-        let seat = Seat::Others { _permit: permit };
-        connection.live.fetch_add(1, Ordering::Relaxed);
-        let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let frames = lane == Lane::Plane(Plane::Data);
-        let guard = Guard {
-            traffic,
-            connection: connection.id,
-            remote: connection.remote,
-            live,
-            frames,
-            _seat: seat,
-        };
+        let guard = connection.guard(&remote.traffic, lane, Seat::Others { _permit: permit });
         let stream = Stream::new(remote.node, connection.path, io, guard);
         self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::choice::{Figures, LinkKind, is_better};
+use super::choice::{Figures, is_better};
+use crate::link_kind::LinkKind;
 
 /// What is said of a link to a neighbor.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -28,7 +28,6 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::Stream;
-use super::choice::LinkMode;
 use super::datagram::Time;
 use super::datagram::header::{CHUNK_RANGE, MAX_SESSIONS, session_of};
 use super::datagram::socket::Socket;
@@ -39,6 +38,7 @@ use super::timer::{self, Timer};
 use crate::config::Config;
 use crate::error::{Error, HopError};
 use crate::governor::Governor;
+use crate::link_kind::LinkMode;
 
 use agree::Agreed;
 pub use module::module_state;
@@ -128,11 +128,11 @@ impl Links {
     /// # Errors
     /// [`Error::Link`] where what was asked for cannot be had.
     pub(crate) fn start(config: &Config, governor: Governor) -> Result<Self, Error> {
-        let (me, mode) = (config.identity.node(), config.link);
+        let (me, mode) = (config.identity.node(), config.links.mode);
         if mode == LinkMode::Stream {
             return Ok(Self(None));
         }
-        let socket = match Socket::bind(config.loopback_only, config.link_loss) {
+        let socket = match Socket::bind(config.loopback_only, config.links.loss) {
             Ok(socket) => Arc::new(socket),
             Err(error) if mode.is_forced() => {
                 return Err(Error::Link(format!(
@@ -155,10 +155,10 @@ impl Links {
             mode,
             socket: socket.clone(),
             governor,
-            turn: config.link_turn.into(),
+            turn: config.links.turn.into(),
             timer: Arc::new(Timer::new(tokio::time::Instant::now())),
-            spin: config.link_spin,
-            within_host: config.link_within_host,
+            spin: config.links.spin,
+            within_host: config.links.within_host,
             strange: AtomicU64::new(0),
             table: Mutex::default(),
             module: Mutex::new(module.clone()),

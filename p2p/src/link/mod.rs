@@ -2,7 +2,7 @@
 //!
 //! A [`Stream`] is a long-lived, ordered, authenticated and encrypted two-way pipe to one peer: a substream of a
 //! libp2p connection, opened once per (session, neighbor) and used until the session ends, so that no frame waits for
-//! a negotiation. What it is for is its [`Plane`], one protocol name each.
+//! a negotiation. What it is for is its [`Plane`](crate::plane::Plane), one protocol name each.
 //!
 //! Streams are opened on the best connection the peer has: a direct one before a relayed one, TCP before QUIC on the
 //! same path (fewer copies and the host's own congestion control), the older before the newer. A link never retries
@@ -29,55 +29,8 @@ mod stream;
 mod tests;
 mod timer;
 
-use std::fmt;
-
-pub use choice::{Figures, LinkKind, LinkMode};
+pub use choice::Figures;
 pub use info::LinkInfo;
 pub use links::module_state;
 pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};
-
-/// What a stream is for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Plane {
-    /// Activation frames between two stages of a session.
-    Data,
-    /// A prompt given to a peer that conducts it.
-    Delegate,
-    /// Pieces of models, as they are.
-    Blob,
-    /// Pieces of models, made shorter where it pays; older peers do not know it.
-    Packed,
-}
-
-impl Plane {
-    /// Every plane.
-    pub const ALL: [Self; 4] = [Self::Data, Self::Delegate, Self::Blob, Self::Packed];
-
-    /// What its protocol is called.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Data => "data",
-            Self::Delegate => "delegate",
-            Self::Blob => "blob",
-            Self::Packed => "packed",
-        }
-    }
-}
-
-impl fmt::Display for Plane {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// What a substream carries: a plane, one ask and its answer, or what links need.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lane {
-    Control,
-    Plane(Plane),
-    /// Frames of the data plane, each with a number: they may take another link than the substream.
-    Linked,
-    /// What two neighbors agree on and measure about their links.
-    Links,
-}

@@ -17,16 +17,16 @@ use scheduler::governor::Resource;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::attached::Attached;
-use super::choice::{Figures, LinkKind};
-use super::datagram::Time;
-use super::datagram::seal::Secret;
+use super::choice::Figures;
 use super::datagram::send::Place;
 use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
+use super::datagram::{Time, seal::Secret};
 use super::info::LinkInfo;
 use super::kmod::Module;
 use super::timer::Timer;
 use crate::governor::{Governor, Permit};
+use crate::link_kind::LinkKind;
 
 /// Failures in [`FORGIVEN`] after which the stream is used.
 const MAX_STRIKES: u32 = 3;

@@ -9,22 +9,24 @@ use scheduler::governor::{Resource, Scope};
 use tokio::net::UdpSocket;
 
 use super::choice::choose;
-use super::{LinkInfo, LinkKind, LinkMode, Plane, Stream};
+use super::{LinkInfo, Stream};
+use crate::config::LinkConfig;
+use crate::link_kind::{LinkKind, LinkMode};
+use crate::plane::Plane;
 use crate::{Config, Event, Events, Identity, Network};
 
 /// Longer than anything here takes on a loaded machine.
 const SOON: Duration = Duration::from_secs(120);
 
-async fn node(seed: u8, link: LinkMode, link_loss: u16) -> (Network, Events) {
-    node_of(seed, link, link_loss, false).await
+async fn node(seed: u8, mode: LinkMode, loss: u16) -> (Network, Events) {
+    node_of(seed, mode, loss, false).await
 }
 
-async fn node_of(seed: u8, link: LinkMode, link_loss: u16, link_within_host: bool) -> (Network, Events) {
+async fn node_of(seed: u8, mode: LinkMode, loss: u16, within_host: bool) -> (Network, Events) {
     let listen = vec!["/ip4/127.0.0.1/tcp/0".to_owned()];
     let identity = Identity::from_seed([seed; 32]);
-    crate::spawn(Config { listen, link, link_loss, link_within_host, ..Config::loopback(identity) })
-        .await
-        .unwrap()
+    let links = LinkConfig { mode, loss, within_host, ..LinkConfig::default() };
+    crate::spawn(Config { listen, links, ..Config::loopback(identity) }).await.unwrap()
 }
 
 async fn incoming(events: &mut Events) -> Stream {
@@ -97,8 +99,7 @@ async fn frames_take_datagrams_and_change_in_the_middle() {
     let (b, mut of_b) = node(2, LinkMode::Auto, 50).await;
     let to = a.dial(&b.addresses().await[0]).await.unwrap();
     let (out, back) = stream(&a, to, &mut of_b).await;
-    until("datagrams are used", async || info(&a, to).await.is_some_and(|i| i.kind == LinkKind::Datagram))
-        .await;
+    until("datagrams are used", async || datagrams(&a, to).await).await;
     frames(out, back, 400, async |number| match number {
         100 | 300 => assert!(a.use_link(to, LinkKind::Stream)),
         200 => assert!(a.use_link(to, LinkKind::Datagram)),
@@ -125,8 +126,7 @@ async fn two_that_dial_each_other_agree() {
     tokio::join!(frames(first.0, first.1, 60, quiet), frames(second.0, second.1, 60, quiet));
     until("they have a session", async || info(&a, to).await.is_some()).await;
     let (out, back) = stream(&b, me, &mut of_a).await;
-    until("datagrams are used", async || info(&b, me).await.is_some_and(|i| i.kind == LinkKind::Datagram))
-        .await;
+    until("datagrams are used", async || datagrams(&b, me).await).await;
     frames(out, back, 60, quiet).await;
     assert!(info(&b, me).await.unwrap().messages >= 1);
 }
@@ -149,8 +149,7 @@ async fn datagrams_that_vanish_cost_no_frame() {
     let (b, mut of_b) = node(8, LinkMode::Auto, 0).await;
     let to = a.dial(&b.addresses().await[0]).await.unwrap();
     let (out, back) = stream(&a, to, &mut of_b).await;
-    until("datagrams are used", async || info(&a, to).await.is_some_and(|i| i.kind == LinkKind::Datagram))
-        .await;
+    until("datagrams are used", async || datagrams(&a, to).await).await;
     frames(out, back, 60, async |number| {
         if number == 20 {
             a.cut_datagrams();
@@ -168,8 +167,7 @@ async fn a_flood_without_a_key_holds_nothing() {
     let (b, mut of_b) = node(10, LinkMode::Auto, 0).await;
     let to = a.dial(&b.addresses().await[0]).await.unwrap();
     let (out, back) = stream(&a, to, &mut of_b).await;
-    until("datagrams are used", async || info(&a, to).await.is_some_and(|i| i.kind == LinkKind::Datagram))
-        .await;
+    until("datagrams are used", async || datagrams(&a, to).await).await;
     let flood = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     flood.set_ttl(255).unwrap();
     let target = ("127.0.0.1", b.datagram_port().unwrap());

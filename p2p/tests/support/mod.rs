@@ -47,6 +47,16 @@ pub async fn expect<T>(events: &mut Events, mut wanted: impl FnMut(Event) -> Opt
     tokio::time::timeout(PATIENCE, found).await.expect("the event comes")
 }
 
+/// Waits until it `holds`.
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect(what);
+}
+
 /// Waits for the connection to `node`.
 pub async fn connected(events: &mut Events, node: NodeId) -> p2p::Path {
     expect(events, |event| match event {

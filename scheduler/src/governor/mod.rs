@@ -1,28 +1,32 @@
 //! What others may hold or spend of a node: one table of limits and one set of books that every door asks.
 //!
 //! A door that lets something in (a handshake, a connection, a stream, the bytes of a frame, a lease, a dial to an address
-//! that a stranger named) [takes](Books::take) the amount of a [`Resource`] for the one that asks, and gives it back when it
+//! that a stranger named, a request of a client of the API) [takes](Books::take) the amount of a [`Resource`] for the one that asks, and gives it back when it
 //! is over. An amount counts three times: for the peer, for its address [`Prefix`] and for the whole node. Identities are
 //! free, addresses are not: without the middle count one host with many keys takes everything.
 //!
 //! A resource is either held until it is given back, or spent and returns by itself with time ([`Measure`]). Time is an
 //! argument. The table is [`TABLE`]; a node may run with other numbers ([`Limits::set`]).
 //!
+//! Not here: how long a single message may be, which its reader knows before it takes anything, and what this node does of
+//! its own accord.
+//!
 //! Limits: the books have an entry for each peer and prefix that holds or has spent something, hence at most as many as
 //! the node's own limit of each resource allows; an entry that is back at zero is forgotten.
 
 mod prefix;
+mod table;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 pub use prefix::Prefix;
+pub use table::TABLE;
 
 use crate::{Millis, NodeId};
 
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
-const MIB: u64 = 1 << 20;
 
 /// Something of which a node has a bounded amount for others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -56,11 +60,25 @@ pub enum Resource {
     Links,
     /// Bytes that are sent back so that a neighbor can measure its links.
     Echoes,
+    /// Streams over which others fetch models.
+    Uploads,
+    /// Bytes of frames kept for sessions that this node only stands by for.
+    StandbyBytes,
+    /// Connections to the API over HTTP.
+    HttpConnections,
+    /// Bytes of bodies that the API reads or parses.
+    HttpBytes,
+    /// Answers over HTTP, from the request to the last byte read. The peer is the holder of a key.
+    Answers,
+    /// Forms of answers that are tried, or wait for it.
+    Forms,
+    /// Commands of this machine that the node attends to.
+    Callers,
 }
 
 impl Resource {
     /// Every resource, in the order of [`TABLE`].
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 21] = [
         Self::Handshakes,
         Self::QuicHandshakes,
         Self::Connections,
@@ -75,6 +93,13 @@ impl Resource {
         Self::Circuits,
         Self::Links,
         Self::Echoes,
+        Self::Uploads,
+        Self::StandbyBytes,
+        Self::HttpConnections,
+        Self::HttpBytes,
+        Self::Answers,
+        Self::Forms,
+        Self::Callers,
     ];
 
     /// Its name in reports.
@@ -94,7 +119,19 @@ impl Resource {
             Self::Circuits => "circuits",
             Self::Links => "links",
             Self::Echoes => "echo_bytes",
+            Self::Uploads => "uploads",
+            Self::StandbyBytes => "standby_bytes",
+            Self::HttpConnections => "http_connections",
+            Self::HttpBytes => "http_body_bytes",
+            Self::Answers => "answers",
+            Self::Forms => "forms",
+            Self::Callers => "callers",
         }
+    }
+
+    /// Whether it is clients of this machine that hold it, not other nodes.
+    pub const fn is_of_clients(self) -> bool {
+        matches!(self, Self::HttpConnections | Self::HttpBytes | Self::Answers | Self::Forms | Self::Callers)
     }
 }
 
@@ -126,89 +163,6 @@ pub struct Limit {
     /// Why these numbers.
     pub why: &'static str,
 }
-
-const fn row(resource: Resource, [node, prefix, peer]: [u64; 3], why: &'static str) -> Limit {
-    Limit { resource, measure: Measure::Held, node, prefix, peer, why }
-}
-
-/// The limits of a node, a row for each resource.
-pub const TABLE: [Limit; Resource::ALL.len()] = [
-    row(
-        Resource::Handshakes,
-        [128, 48, UNLIMITED],
-        "a handshake takes a tenth of a second: 128 let in a thousand nodes a second, and one prefix has less than half",
-    ),
-    row(
-        Resource::QuicHandshakes,
-        [64, 24, UNLIMITED],
-        "as for TCP; a QUIC handshake has one round trip less",
-    ),
-    row(
-        Resource::Connections,
-        [128, 96, 4],
-        "two transports, a relayed connection and its upgrade for a peer; one house with many nodes leaves a quarter",
-    ),
-    row(
-        Resource::Streams,
-        [1_024, 512, 128],
-        "one for each session of a peer and as many that are being closed; 256 KiB of each may be unread",
-    ),
-    row(
-        Resource::Asks,
-        [256, 128, 64],
-        "an ask is over in milliseconds; a peer that has 64 of them waits for answers",
-    ),
-    row(
-        Resource::Bytes,
-        [192 * MIB, 96 * MIB, 48 * MIB],
-        "six of the longest frames for a peer; with a daemon's own memory less than 512 MiB",
-    ),
-    row(Resource::Leases, [64, 64, 64], "the places of a node; see the door of leases for who gets them"),
-    Limit {
-        resource: Resource::Cpu,
-        measure: Measure::Spent { within_ms: 1_000 },
-        node: 2_000_000,
-        prefix: 1_000_000,
-        peer: 500_000,
-        why: "half a core for a peer, two for all: five hundred asks a second, or the news of some thousand nodes at once",
-    },
-    Limit {
-        resource: Resource::Dials,
-        measure: Measure::Spent { within_ms: 60_000 },
-        node: 384,
-        prefix: 96,
-        peer: 96,
-        why: "a node has four addresses: two dozen next stages a minute for a requester, too few to trouble any target",
-    },
-    row(
-        Resource::Kept,
-        [262_144, 131_072, 65_536],
-        "70 bytes of digests a position, 18 MB; the state itself has memory that no open session needs",
-    ),
-    row(
-        Resource::Reservations,
-        [96, 48, 2],
-        "one for each connection of a hidden member; each is looked for by a few others at most",
-    ),
-    row(
-        Resource::Circuits,
-        [64, 32, 8],
-        "a circuit carries up to a conversation, 5 KiB a token: 64 of them fill a home's upload",
-    ),
-    row(
-        Resource::Links,
-        [48, 48, 2],
-        "one for each neighbor of a local network and one that replaces it; the table of datagrams has 64 places",
-    ),
-    Limit {
-        resource: Resource::Echoes,
-        measure: Measure::Spent { within_ms: 60_000 },
-        node: 256 * MIB,
-        prefix: 256 * MIB,
-        peer: 32 * MIB,
-        why: "20 echoes of 4, 16 and 64 KiB over each of two links take 3.4 MB: a neighbor may measure ten times a minute",
-    },
-];
 
 /// The limits a node runs with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -178,34 +178,6 @@ pub fn restitch(ground: &Ground, current: &[Pipeline]) -> Placement {
     Placement { goodput_tps: super::goodput_tps(&paces, ground.concurrency), pipelines, idle: added.idle }
 }
 
-/// What a joining node should hold first: its part of a new pipeline if it completes one with idle nodes, else the
-/// window of layers with the fewest holders, the one nearest to their pipelines if several are equal. `None` when it
-/// has room for no layer.
-pub fn first_holding(ground: &Ground, current: &[Pipeline], node: NodeId) -> Option<LayerRange> {
-    let site = &ground.sites[ground.index_of(node)? as usize];
-    if let Some(segment) = restitch(ground, current).of(node) {
-        return Some(segment.layers);
-    }
-    let mut holders = vec![0u32; ground.num_layers as usize];
-    for range in current.iter().flat_map(Pipeline::segments).map(|segment| segment.layers) {
-        (range.start()..range.end()).for_each(|layer| holders[layer as usize] += 1);
-    }
-    let mut best: Option<(f64, f64, LayerRange)> = None;
-    for start in 0..ground.num_layers {
-        let longest = site.cap_mid.min(ground.num_layers - start);
-        let ends = |len: u32| site.cap(start == 0, start + len == ground.num_layers);
-        let Some(window) = (1..=longest).rev().find(|&len| len <= ends(len)) else { continue };
-        let Some(window) = LayerRange::new(start, start + window) else { continue };
-        let need: f64 = (window.start()..window.end()).map(|layer| scarcity(holders[layer as usize])).sum();
-        let away = distance(ground, current, node, window);
-        let better = best.is_none_or(|(most, least, _)| need > most || (need == most && away < least));
-        if better {
-            best = Some((need, away, window));
-        }
-    }
-    best.map(|found| found.2)
-}
-
 /// What a node has room for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Room {
@@ -258,17 +230,4 @@ fn scarcity(holders: u32) -> f64 {
         0 => 1e6,
         held => 1.0 / f64::from(held * held),
     }
-}
-
-/// Least hop from `node` to the holders of the layers around `window`, ms.
-fn distance(ground: &Ground, current: &[Pipeline], node: NodeId, window: LayerRange) -> f64 {
-    let Some(i) = ground.index_of(node) else { return f64::INFINITY };
-    let around = |segment: &&crate::Segment| {
-        segment.layers.end() >= window.start() && segment.layers.start() <= window.end()
-    };
-    let segments = current.iter().flat_map(Pipeline::segments).filter(around);
-    segments
-        .filter_map(|segment| ground.index_of(segment.node))
-        .map(|j| ground.hop(i, j).min(ground.hop(j, i)))
-        .fold(f64::INFINITY, f64::min)
 }

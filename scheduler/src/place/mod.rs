@@ -31,9 +31,7 @@ mod widest;
 
 use crate::{LayerRange, NodeId, Pipeline, Segment};
 
-pub use keep::{
-    Advice, Keeper, MIN_DWELL_MS, MIN_GAIN, Move, Room, SETTLE_MS, first_holding, restitch, scarcest,
-};
+pub use keep::{Advice, Keeper, MIN_DWELL_MS, MIN_GAIN, Move, Room, SETTLE_MS, restitch, scarcest};
 pub use widen::widen;
 
 /// One node that could hold layers.

@@ -129,7 +129,7 @@ impl Stand {
         };
         let member = |(_, host): &(u32, &Host)| Member {
             id: host.id,
-            region: host.region,
+            region: host.access.region,
             held: inside(&host.loaded),
             layer_ms: host.decode_ms,
             visit_ms: host.visit_ms,

@@ -1,6 +1,5 @@
 use super::{
-    Advice, Ground, Keeper, Move, Pace, Room, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch,
-    scarcest, split,
+    Advice, Ground, Keeper, Move, Pace, Room, SETTLE_MS, Site, goodput_tps, place, restitch, scarcest, split,
 };
 use crate::layer_cost::{LayerCost, LayerCosts};
 use crate::rng::Rng;
@@ -106,18 +105,6 @@ fn a_leave_is_stitched_from_what_is_left() {
     let after = restitch(&ground(12, 6.0, left, 1.0), &before.pipelines);
     assert_eq!(after.pipelines.len(), 2, "two widows make a pipeline");
     assert!(after.pipelines.contains(&before.pipelines[2]), "the whole one is left alone");
-}
-
-#[test]
-fn a_newcomer_fills_the_barest_window() {
-    let mut sites: Vec<Site> = (0..3).map(|id| site(id, 1.0, 9)).collect();
-    let before = place(&ground(16, 2.0, sites[..2].to_vec(), 1.0));
-    assert_eq!(before.pipelines.len(), 1);
-    sites[2].cap_mid = 4;
-    let range = first_holding(&ground(16, 2.0, sites.clone(), 1.0), &before.pipelines, NodeId::numbered(2));
-    assert_eq!(range.unwrap().len(), 4);
-    let bare = first_holding(&ground(16, 2.0, sites, 1.0), &[], NodeId::numbered(2)).unwrap();
-    assert!(bare.len() <= 9);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::{CLAIM_OF_OWN, Experience, Known, PRIOR_LAYER_MS, SwarmView};
 use crate::capability::Holding;
 use crate::latency::bounded_claim;
 use crate::layer_cost::LayerCosts;
-use crate::snapshot::{BadSnapshot, Host, Links, Patch, Snapshot};
+use crate::snapshot::{Access, BadSnapshot, Host, Links, Patch, Snapshot};
 use crate::{LayerRange, LayerSet, ModelId, NodeId};
 
 /// Strangers that a snapshot for a route shows, drawn for each: a search stays as cheap as without them.
@@ -239,9 +239,12 @@ impl<'a> Freezing<'a> {
         let mut host = Host::new(id, LayerSet::default(), PRIOR_LAYER_MS);
         host.operator = claim.operator;
         let spot = self.ground.spot(claim, beside.placed, beside.way);
-        (host.region, host.access_ms) = (spot.region, spot.access_ms);
-        host.up_bytes_per_ms = claim.up_bytes_per_ms;
-        host.down_bytes_per_ms = claim.down_bytes_per_ms;
+        host.access = Access {
+            region: spot.region,
+            ms: spot.access_ms,
+            up_bytes_per_ms: claim.up_bytes_per_ms,
+            down_bytes_per_ms: claim.down_bytes_per_ms,
+        };
         let experience = beside.experience.unwrap_or(&self.fresh);
         host.trust = experience.trust;
         host.met = id == myself || experience.is_met();

@@ -6,7 +6,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use scheduler::snapshot::{Host, Links};
+use scheduler::snapshot::{Access, Host, Links};
 use scheduler::{Boomerang, LayerRange, LayerSet, ModelId, NodeId, OperatorId, Request, Shape, Snapshot};
 
 /// One node of a drawn swarm; bit l of a mask is layer l.
@@ -151,9 +151,12 @@ impl Case {
             let peer = &self.peers[i];
             Host {
                 operator: OperatorId::numbered(peer.operator),
-                region: peer.region,
-                access_ms: peer.access,
-                up_bytes_per_ms: peer.up,
+                access: Access {
+                    region: peer.region,
+                    ms: peer.access,
+                    up_bytes_per_ms: peer.up,
+                    ..Access::FREE
+                },
                 on_disk: set(peer.on_disk),
                 prefill_ms: peer.prefill,
                 visit_ms: peer.visit,

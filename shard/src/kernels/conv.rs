@@ -40,6 +40,16 @@ impl<'a> ConvJob<'a> {
             None => &before[at * width..][..width],
         }
     }
+
+    /// The convolution of the rows of one session; see the module.
+    pub fn compute(mut self, cpu: &Cpu) {
+        let (width, out) = (self.width, std::mem::take(&mut self.out));
+        assert!(width > 0 && out.len().is_multiple_of(width) && self.inputs.len() == out.len(), "other rows");
+        assert_eq!(self.taps.len(), self.before.len() + width, "another convolution");
+        let end = (out.len() / width).saturating_sub(1) * self.stride + self.gate_at + width;
+        assert!(out.is_empty() || self.gates.len() >= end, "gates of other rows");
+        cpu.divide(out, width, |rows, out| cpu.run(Rows { job: &self, rows, out }));
+    }
 }
 
 /// Some rows of a job.
@@ -72,18 +82,6 @@ impl Kernel for Rows<'_> {
                 at += LANES;
             }
         }
-    }
-}
-
-impl Cpu {
-    /// The convolution of the rows of one session; see the module.
-    pub fn short_conv(&self, mut job: ConvJob<'_>) {
-        let (width, out) = (job.width, std::mem::take(&mut job.out));
-        assert!(width > 0 && out.len().is_multiple_of(width) && job.inputs.len() == out.len(), "other rows");
-        assert_eq!(job.taps.len(), job.before.len() + width, "another convolution");
-        let end = (out.len() / width).saturating_sub(1) * job.stride + job.gate_at + width;
-        assert!(out.is_empty() || job.gates.len() >= end, "gates of other rows");
-        self.divide(out, width, |rows, out| self.run(Rows { job: &job, rows, out }));
     }
 }
 
@@ -130,7 +128,7 @@ mod tests {
             for isa in Isa::available() {
                 for threads in [1, 3] {
                     let mut out = vec![f32::NAN; rows * width];
-                    Cpu::new(isa, Pool::new(threads, false)).short_conv(job(width, &parts, &mut out));
+                    job(width, &parts, &mut out).compute(&Cpu::new(isa, Pool::new(threads, false)));
                     let bits: Vec<u32> = out.iter().map(|v| v.to_bits()).collect();
                     assert!(bits == expected, "{isa:?}, {threads} threads, {rows} rows of {width}");
                 }

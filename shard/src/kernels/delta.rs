@@ -135,11 +135,11 @@ pub struct DeltaInputs<'a> {
 pub struct DeltaJob<'a> {
     /// The sizes.
     pub shape: DeltaShape,
-    /// What [`Cpu::delta_inputs`] gave, `[n][channels]`.
+    /// What [`DeltaInputs::compute`] gave, `[n][channels]`.
     pub inputs: &'a [f32],
     /// Gates of the result, `[n][value width]`.
     pub z: &'a [f32],
-    /// The factor on the state, `[n][value heads]`; see [`Cpu::delta_gates`].
+    /// The factor on the state, `[n][value heads]`; see [`gates`].
     pub decay: &'a [f32],
     /// The strength of the correction, `[n][value heads]`.
     pub strength: &'a [f32],
@@ -357,33 +357,35 @@ impl Kernel for Head<'_> {
     }
 }
 
-impl Cpu {
+impl DeltaInputs<'_> {
     /// Convolution, silu and norms of the rows of one session; see the module.
-    pub fn delta_inputs(&self, job: DeltaInputs<'_>) {
-        let DeltaInputs { shape, projected, before, taps, out } = job;
+    pub fn compute(self, cpu: &Cpu) {
+        let Self { shape, projected, before, taps, out } = self;
         let channels = shape.channels();
         assert!(projected.len() == out.len() && out.len().is_multiple_of(channels), "rows of other lengths");
         assert_eq!(before.len(), shape.columns_len(), "other rows before than the convolution sees");
         assert_eq!(taps.len(), shape.kernel * channels, "another convolution");
-        self.divide(out, channels, |rows, out| {
-            self.run(Inputs { shape, projected, before, taps, rows, out });
+        cpu.divide(out, channels, |rows, out| {
+            cpu.run(Inputs { shape, projected, before, taps, rows, out });
         });
     }
+}
 
-    /// Decays and strengths of rows of `a.len()` heads, in place: `alpha = exp(a * softplus(alpha + dt))`,
-    /// `beta = sigmoid(beta)`.
-    pub fn delta_gates(&self, alpha: &mut [f32], beta: &mut [f32], dt: &[f32], a: &[f32]) {
-        let heads = a.len();
-        assert!(dt.len() == heads && alpha.len() == beta.len(), "operands of different lengths");
-        assert!(heads > 0 && alpha.len().is_multiple_of(heads), "{} are not rows of {heads}", alpha.len());
-        for (alpha, beta) in alpha.chunks_exact_mut(heads).zip(beta.chunks_exact_mut(heads)) {
-            self.run(Gates { alpha, beta, dt, a });
-        }
+/// Decays and strengths of rows of `a.len()` heads, in place: `alpha = exp(a * softplus(alpha + dt))`,
+/// `beta = sigmoid(beta)`.
+pub fn gates(cpu: &Cpu, alpha: &mut [f32], beta: &mut [f32], dt: &[f32], a: &[f32]) {
+    let heads = a.len();
+    assert!(dt.len() == heads && alpha.len() == beta.len(), "operands of different lengths");
+    assert!(heads > 0 && alpha.len().is_multiple_of(heads), "{} are not rows of {heads}", alpha.len());
+    for (alpha, beta) in alpha.chunks_exact_mut(heads).zip(beta.chunks_exact_mut(heads)) {
+        cpu.run(Gates { alpha, beta, dt, a });
     }
+}
 
+impl DeltaJob<'_> {
     /// The recurrence over the rows of one session, its norm and gate; see the module.
-    pub fn delta_net(&self, job: DeltaJob<'_>) {
-        let DeltaJob { shape, inputs, z, decay, strength, before, state, norm, eps, out } = job;
+    pub fn compute(self, cpu: &Cpu) {
+        let Self { shape, inputs, z, decay, strength, before, state, norm, eps, out } = self;
         let rows = decay.len() / shape.value_heads;
         assert!(
             decay.len() == rows * shape.value_heads && strength.len() == decay.len(),
@@ -401,13 +403,13 @@ impl Cpu {
             let before = before.map(|before| &before[at.clone()]);
             // SAFETY: each head is computed once, and its state is inside all of them, which outlive the run.
             let state = unsafe { states.part(at) };
-            self.run(Head { shape, inputs, z, decay, strength, before, state, norm, eps, index, out: &out });
+            cpu.run(Head { shape, inputs, z, decay, strength, before, state, norm, eps, index, out: &out });
         };
         if 2 * rows * shape.matrices_len() < PARALLEL {
             return (0..shape.value_heads).for_each(head);
         }
         let next = AtomicUsize::new(0);
-        self.pool().run(&|_, _| {
+        cpu.pool().run(&|_, _| {
             loop {
                 let index = next.fetch_add(1, Relaxed);
                 if index >= shape.value_heads {

@@ -29,4 +29,5 @@ pub use isa::{Isa, Kernel};
 pub use matmul::Target;
 pub use matrix::Matrix;
 pub use processors::Cores;
+pub(crate) use read::time_reads;
 pub use vector::Pairing;

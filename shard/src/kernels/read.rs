@@ -41,38 +41,36 @@ impl Kernel for Sweep {
     }
 }
 
-impl Cpu {
-    /// How long all threads together take to read `bytes` of memory, laid out as weights are: one time per pass.
-    ///
-    /// # Errors
-    /// [`crate::Error::Invalid`] when there is no memory for it.
-    pub fn time_reads(&self, bytes: usize, passes: usize) -> Result<Vec<Duration>> {
-        let arena = Arena::new(bytes)?;
-        let start = arena.start() as usize;
-        let all = AtomicU8::new(0);
-        let share = |worker: usize, workers: usize| {
-            let part = (bytes / workers).next_multiple_of(256);
-            let first = (worker * part).min(bytes);
-            (start + first, part.min(bytes - first))
-        };
-        self.pool().run(&|worker, workers| {
+/// How long all threads together take to read `bytes` of memory, laid out as weights are: one time per pass.
+///
+/// # Errors
+/// [`crate::Error::Invalid`] when there is no memory for it.
+pub(crate) fn time_reads(cpu: &Cpu, bytes: usize, passes: usize) -> Result<Vec<Duration>> {
+    let arena = Arena::new(bytes)?;
+    let start = arena.start() as usize;
+    let all = AtomicU8::new(0);
+    let share = |worker: usize, workers: usize| {
+        let part = (bytes / workers).next_multiple_of(256);
+        let first = (worker * part).min(bytes);
+        (start + first, part.min(bytes - first))
+    };
+    cpu.pool().run(&|worker, workers| {
+        let (start, bytes) = share(worker, workers);
+        // SAFETY: the shares of the workers are disjoint parts of the arena, which no other thread sees yet.
+        unsafe { std::ptr::write_bytes(start as *mut u8, 1, bytes) };
+    });
+    let times = (0..passes).map(|_| {
+        let started = Instant::now();
+        cpu.pool().run(&|worker, workers| {
             let (start, bytes) = share(worker, workers);
-            // SAFETY: the shares of the workers are disjoint parts of the arena, which no other thread sees yet.
-            unsafe { std::ptr::write_bytes(start as *mut u8, 1, bytes) };
+            all.fetch_or(cpu.run(Sweep { start: start as *const u8, bytes }), Ordering::Relaxed);
         });
-        let times = (0..passes).map(|_| {
-            let started = Instant::now();
-            self.pool().run(&|worker, workers| {
-                let (start, bytes) = share(worker, workers);
-                all.fetch_or(self.run(Sweep { start: start as *const u8, bytes }), Ordering::Relaxed);
-            });
-            started.elapsed()
-        });
-        let times = times.collect();
-        std::hint::black_box(all.into_inner());
-        drop(arena);
-        Ok(times)
-    }
+        started.elapsed()
+    });
+    let times = times.collect();
+    std::hint::black_box(all.into_inner());
+    drop(arena);
+    Ok(times)
 }
 
 #[cfg(test)]

@@ -30,7 +30,10 @@ use crate::{
     Error, Result,
     kernels::{
         Cpu, Far, KvQuarter, KvShape, QUARTER,
-        attention::{landmarks::landmark_len, small::Layout},
+        attention::{
+            landmarks::{self, landmark_len},
+            small::Layout,
+        },
         new_quarter, quarter_len,
     },
 };
@@ -86,7 +89,7 @@ impl Paged {
         if let Some(SparseLayer { rule: Sparse { block: block @ 1.., .. }, landmarks, cpu }) =
             &mut self.sparse
         {
-            cpu.store_landmarks(&self.pages, self.shape, *block as usize, stored, landmarks);
+            landmarks::store(cpu, &self.pages, self.shape, *block as usize, stored, landmarks);
         }
     }
 

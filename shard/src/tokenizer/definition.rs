@@ -18,16 +18,8 @@ pub struct Definition<'a> {
     pub scores: Vec<f32>,
     /// `tokenizer.ggml.merges`
     pub merges: Vec<&'a str>,
-    /// `tokenizer.ggml.bos_token_id`; of WordPiece `cls_token_id`.
-    pub bos: Option<u64>,
-    /// `tokenizer.ggml.eos_token_id`; of WordPiece `seperator_token_id`.
-    pub eos: Option<u64>,
-    /// `tokenizer.ggml.eot_token_id`
-    pub eot: Option<u64>,
-    /// `tokenizer.ggml.eom_token_id`
-    pub eom: Option<u64>,
-    /// `tokenizer.ggml.unknown_token_id`
-    pub unknown: Option<u64>,
+    /// `tokenizer.ggml.*_token_id`
+    pub special: SpecialIds,
     /// `tokenizer.ggml.add_bos_token`
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`
@@ -42,6 +34,21 @@ pub struct Definition<'a> {
     pub rules: Vec<u8>,
     /// Whether control tokens swallow the white space behind them (phi 3; the metadata cannot say so).
     pub strip_after_special: bool,
+}
+
+/// Tokens that mean no text, by their ids.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpecialIds {
+    /// `tokenizer.ggml.bos_token_id`; of WordPiece `cls_token_id`.
+    pub bos: Option<u64>,
+    /// `tokenizer.ggml.eos_token_id`; of WordPiece `seperator_token_id`.
+    pub eos: Option<u64>,
+    /// `tokenizer.ggml.eot_token_id`
+    pub eot: Option<u64>,
+    /// `tokenizer.ggml.eom_token_id`
+    pub eom: Option<u64>,
+    /// `tokenizer.ggml.unknown_token_id`
+    pub unknown: Option<u64>,
 }
 
 /// The ids of begin, end and unknown where files do not state them; `None` for a model that is not here.
@@ -99,11 +106,13 @@ impl<'a> Definition<'a> {
             kinds: kinds.into_iter().map(|number| Kind::from_number(number.into())).collect(),
             scores: metadata.f32s("tokenizer.ggml.scores").unwrap_or_default(),
             merges: list("tokenizer.ggml.merges"),
-            bos: id("cls").filter(|_| model == "bert").or(id("bos")),
-            eos: eos(metadata, model),
-            eot: id("eot"),
-            eom: id("eom"),
-            unknown: id("unknown"),
+            special: SpecialIds {
+                bos: id("cls").filter(|_| model == "bert").or(id("bos")),
+                eos: eos(metadata, model),
+                eot: id("eot"),
+                eom: id("eom"),
+                unknown: id("unknown"),
+            },
             add_bos: flag("add_bos_token"),
             add_eos: flag("add_eos_token"),
             add_sep: flag("add_sep_token"),

@@ -28,7 +28,7 @@ pub mod unigram;
 pub mod vocabulary;
 pub mod wordpiece;
 
-pub use definition::Definition;
+pub use definition::{Definition, SpecialIds};
 use special::{Fragment, Specials};
 pub use stream::Detokenizer;
 use vocabulary::{Kind, Vocabulary};
@@ -137,9 +137,10 @@ impl Tokenizer {
         };
         let spm = d.model != "gpt2";
         let id = |given, default| definition::id_of(given, default, count);
-        let [bos, eos, unknown] = [(d.bos, usual[0]), (d.eos, usual[1]), (d.unknown, usual[2])]
-            .map(|(given, usual)| id(given, usual));
-        let (eot, eom) = (id(d.eot, None), id(d.eom, None));
+        let [bos, eos, unknown] =
+            [(d.special.bos, usual[0]), (d.special.eos, usual[1]), (d.special.unknown, usual[2])]
+                .map(|(given, usual)| id(given, usual));
+        let (eot, eom) = (id(d.special.eot, None), id(d.special.eom, None));
         let ends = [bos, eos, eot, eom];
         let kind = |id: usize| match d.kinds.get(id).copied().unwrap_or(Kind::Normal) {
             // Some files call their ends user-defined, which a stranger's text could then write.

@@ -104,9 +104,9 @@ pub fn hold(policy: Policy, scenario: &Scenario, world: &mut World) -> Vec<Pipel
 
 /// Requests to be served at once, on average, in a crowd if there is one.
 pub fn concurrency(scenario: &Scenario) -> f64 {
-    let mean_layer = (scenario.layer_ms.0 * scenario.layer_ms.1).sqrt();
-    let service = mean_layer * f64::from(scenario.layers) * f64::from(scenario.tokens.1) / 1000.0;
-    (scenario.rate * scenario.flash.map_or(1.0, |flash| flash.2) * service).max(2.0)
+    let mean_layer = (scenario.hardware.layer_ms.0 * scenario.hardware.layer_ms.1).sqrt();
+    let service = mean_layer * f64::from(scenario.layers) * f64::from(scenario.demand.tokens.1) / 1000.0;
+    (scenario.demand.rate * scenario.demand.flash.map_or(1.0, |flash| flash.2) * service).max(2.0)
 }
 
 /// The machines of `present` as sites, at their true speed.

@@ -92,9 +92,10 @@ impl Question<'_> {
             host.prefill_ms = decode_ms / PREFILL_GAIN;
             host.visit_ms = VISIT_MS;
             let line = &machine.line;
-            (host.region, host.access_ms) = (line.region as u16, line.access_ms);
+            (host.access.region, host.access.ms) = (line.region as u16, line.access_ms);
             (host.active, host.batch_knee) = (machine.work.sessions, machine.knee());
-            (host.up_bytes_per_ms, host.down_bytes_per_ms) = (line.up_bytes_per_ms, line.down_bytes_per_ms);
+            (host.access.up_bytes_per_ms, host.access.down_bytes_per_ms) =
+                (line.up_bytes_per_ms, line.down_bytes_per_ms);
             host
         });
         let base_ms = REGIONS_MS.iter().flatten().copied().collect();
@@ -188,7 +189,7 @@ impl Chooser {
         // Who stands by need not have been looked at.
         ask = self.ask(question, false);
         let snapshot = &self.snapshots.get(&shared(question))?.1;
-        let covers = if question.scenario.churn_per_hour > 0.0 {
+        let covers = if question.scenario.faults.churn_per_hour > 0.0 {
             standby::covers(snapshot, &ask, &found.pipeline)
         } else {
             Vec::new()

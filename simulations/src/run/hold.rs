@@ -145,7 +145,7 @@ impl Run<'_> {
         let up = self.world.machines[..self.world.nodes].iter().filter(|machine| machine.up);
         let held: LayerSet = up.flat_map(|machine| machine.held.iter().copied()).collect();
         let bare = (0..self.world.layers).any(|layer| !held.contains(layer));
-        self.outcome.violations.bared += u64::from(bare && self.scenario.churn_per_hour == 0.0);
+        self.outcome.violations.bared += u64::from(bare && self.scenario.faults.churn_per_hour == 0.0);
     }
 
     /// The layers of a move are there.

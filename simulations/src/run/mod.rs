@@ -224,7 +224,10 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
         placed: Placed::new(pipelines, scenario.nodes as usize),
         running: BTreeMap::new(),
         healed: false,
-        outcome: Outcome { tokens_by_second: vec![0; scenario.seconds as usize + 1], ..Outcome::default() },
+        outcome: Outcome {
+            tokens_by_second: vec![0; scenario.demand.seconds as usize + 1],
+            ..Outcome::default()
+        },
     };
     run.schedule_faults(&mut draw);
     run.go();
@@ -261,22 +264,25 @@ impl Run<'_> {
 
     /// Draws arrivals and faults ahead, so that they do not depend on what the policy does.
     fn schedule_faults(&mut self, draw: &mut Rng) {
-        let end = self.scenario.seconds * 1_000.0;
+        let end = self.scenario.demand.seconds * 1_000.0;
         let (mut arrivals, mut faults, mut grays) = (draw.fork(), draw.fork(), draw.fork());
         let mut t = 0.0;
         loop {
-            let crowd =
-                self.scenario.flash.filter(|(from, long, _)| (*from..from + long).contains(&(t / 1_000.0)));
-            let mean_ms = 1_000.0 / (self.scenario.rate * crowd.map_or(1.0, |crowd| crowd.2));
-            t += match self.scenario.burst == 1.0 {
+            let crowd = self
+                .scenario
+                .demand
+                .flash
+                .filter(|(from, long, _)| (*from..from + long).contains(&(t / 1_000.0)));
+            let mean_ms = 1_000.0 / (self.scenario.demand.rate * crowd.map_or(1.0, |crowd| crowd.2));
+            t += match self.scenario.demand.burst == 1.0 {
                 true => arrivals.exponential(mean_ms),
-                false => bursting(mean_ms, self.scenario.burst, &mut arrivals),
+                false => bursting(mean_ms, self.scenario.demand.burst, &mut arrivals),
             };
             if t >= end {
                 break;
             }
-            let (prompt, answer) = self.scenario.tokens;
-            let (of_prompt, of_answer) = self.scenario.tokens_spread;
+            let (prompt, answer) = self.scenario.demand.tokens;
+            let (of_prompt, of_answer) = self.scenario.demand.tokens_spread;
             let tokens = (spread(prompt, of_prompt, &mut arrivals), spread(answer, of_answer, &mut arrivals));
             self.at(t, Event::Arrive { tokens });
         }
@@ -284,23 +290,24 @@ impl Run<'_> {
             let first = ANNOUNCE_MS * faults.unit() - ANNOUNCE_MS;
             self.at(first, Event::Announce { at });
         }
-        if self.scenario.churn_per_hour > 0.0 {
+        if self.scenario.faults.churn_per_hour > 0.0 {
             for at in 0..self.world.nodes {
-                let mut t = faults.exponential(3_600_000.0 / self.scenario.churn_per_hour);
+                let mut t = faults.exponential(3_600_000.0 / self.scenario.faults.churn_per_hour);
                 while t < end {
                     let back = t + faults.exponential(60_000.0);
                     self.at(t, Event::Leave { at });
                     self.at(back.min(end), Event::Return { at });
-                    t = back + faults.exponential(3_600_000.0 / self.scenario.churn_per_hour);
+                    t = back + faults.exponential(3_600_000.0 / self.scenario.faults.churn_per_hour);
                 }
             }
         }
-        if self.scenario.gray > 0.0 {
+        if self.scenario.faults.gray > 0.0 {
             self.at(end * 0.5, Event::Gray { on: true });
             self.at(end * 0.75, Event::Gray { on: false });
             for machine in &mut self.world.machines[..self.world.nodes] {
                 // Marked by a slowdown that is only applied when the time comes.
-                machine.slow = if grays.happens(self.scenario.gray) { 1.0 + f64::EPSILON } else { 1.0 };
+                machine.slow =
+                    if grays.happens(self.scenario.faults.gray) { 1.0 + f64::EPSILON } else { 1.0 };
             }
         }
         for at in 0..self.world.nodes {
@@ -318,7 +325,7 @@ impl Run<'_> {
     }
 
     fn go(&mut self) {
-        let last = self.scenario.seconds * 1_000.0 + LIVENESS_MS;
+        let last = self.scenario.demand.seconds * 1_000.0 + LIVENESS_MS;
         while let Some((micros, event)) = self.timeline.next() {
             self.now = micros as f64 / 1_000.0;
             if self.now > last || (self.healed && self.live.iter().all(|live| live.over)) {

@@ -101,7 +101,7 @@ impl Run<'_> {
             self.world.near = Some(near);
         }
         let asked = std::mem::take(&mut self.live[request].delay_ms);
-        let hop = self.world.hop_ms(from, to) * (1.0 + self.scenario.jitter * self.chance.unit());
+        let hop = self.world.hop_ms(from, to) * (1.0 + self.scenario.hardware.jitter * self.chance.unit());
         let ms = asked + hop + self.world.transfer_ms(from, to, tokens);
         self.at(self.now + ms, Event::Reach { request, attempt });
     }

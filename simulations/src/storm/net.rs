@@ -52,20 +52,20 @@ pub type Arrivals = Vec<u64>;
 impl Net {
     /// Draws where everybody is.
     pub fn draw(options: &Options, chance: &mut Rng) -> Self {
-        let n = options.nodes + options.requesters;
+        let n = options.size.nodes + options.size.requesters;
         let nat = (0..n).map(|_| match chance.happens(options.nat) {
             false => Nat::Public,
             true if chance.happens(0.6) => Nat::Cone,
             true => Nat::Symmetric,
         });
         let nat: Vec<Nat> = nat.collect();
-        let public = (0..options.nodes).filter(|&i| nat[i] == Nat::Public);
+        let public = (0..options.size.nodes).filter(|&i| nat[i] == Nat::Public);
         Self {
-            reliable: options.reliable,
-            loss: options.loss,
-            duplicate: options.duplicate,
-            jitter_ms: options.jitter_ms,
-            region: (0..n).map(|_| chance.below(options.regions)).collect(),
+            reliable: options.weather.reliable,
+            loss: options.weather.loss,
+            duplicate: options.weather.duplicate,
+            jitter_ms: options.weather.jitter_ms,
+            region: (0..n).map(|_| chance.below(options.size.regions)).collect(),
             access_ms: (0..n).map(|_| chance.exponential(3.0).min(30.0)).collect(),
             relays: public.take(options.relays).collect(),
             nat,

@@ -46,11 +46,12 @@ impl Near {
             peers
         };
         let peers = (0..machines).map(&mut drawn).collect();
-        let lies =
-            (0..machines).map(|at| at < world.nodes && rng.happens(scenario.coordinate_liars)).collect();
+        let lies = (0..machines)
+            .map(|at| at < world.nodes && rng.happens(scenario.faults.coordinate_liars))
+            .collect();
         let coordinates = vec![Coordinate::default(); machines];
         let real = world.sybils_from;
-        let mut near = Self { peers, coordinates, lies, real, jitter: scenario.jitter, rng };
+        let mut near = Self { peers, coordinates, lies, real, jitter: scenario.hardware.jitter, rng };
         for _ in 0..SETTLED {
             for at in (0..real).filter(|at| world.machines[*at].up) {
                 near.move_to_fit(world, at);

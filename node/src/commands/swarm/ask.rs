@@ -63,7 +63,8 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     );
     say!("traffic   {} in, {} out, for others", human_bytes(work.bytes_in), human_bytes(work.bytes_out));
     content(&status)?;
-    others(&status.limits)?;
+    held("others ", &status.limits, false)?;
+    held("clients", &status.limits, true)?;
     say!("reached   {}: {}", network.reached.class, network.reached.why);
     for LinkReport { node, link, .. } in &network.links {
         say!("link      to {}: {link}", remote::short(node));
@@ -190,12 +191,13 @@ pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
     Ok(())
 }
 
-/// What other nodes hold of this one, where they hold something or were refused.
-fn others(limits: &[LimitReport]) -> Result<()> {
-    let mut said = limits.iter().filter(|limit| limit.used > 0 || limit.refused > 0).map(|limit| {
-        let number = |amount: u64| match limit.resource.as_str() {
-            "bytes" => human_bytes(amount),
-            _ => amount.to_string(),
+/// What other nodes or clients of this machine hold of this one, where they hold something or were refused.
+fn held(who: &str, limits: &[LimitReport], clients: bool) -> Result<()> {
+    let theirs = limits.iter().filter(|limit| limit.clients == clients);
+    let mut said = theirs.filter(|limit| limit.used > 0 || limit.refused > 0).map(|limit| {
+        let number = |amount: u64| match limit.resource.ends_with("bytes") {
+            true => human_bytes(amount),
+            false => amount.to_string(),
         };
         let refused = match limit.refused {
             0 => String::new(),
@@ -204,7 +206,7 @@ fn others(limits: &[LimitReport]) -> Result<()> {
         format!("{} of {} {}{refused}", number(limit.used), number(limit.node), limit.resource)
     });
     if let Some(first) = said.next() {
-        say!("others    {}", said.fold(first, |all, one| format!("{all}, {one}")));
+        say!("{who}   {}", said.fold(first, |all, one| format!("{all}, {one}")));
     }
     Ok(())
 }
@@ -308,9 +310,7 @@ fn show_plan(asked: &PlanReport) -> Result<()> {
     };
     say!("{} prompt tokens and about {} to generate.", plan.prompt_tokens, plan.expected_tokens);
     for stage in &plan.stages {
-        let terms = stage.terms.iter();
-        let terms: Vec<String> =
-            terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
+        let terms: Vec<String> = stage.terms.named().map(|(name, ms)| format!("{name} {ms:.1}")).collect();
         say!(
             "  {} {}..{}  {:.2} ms a token; in all {:.1} ms = {}",
             named(&stage.node, &asked.me),

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use p2p::{Identity, SwarmId, blob::sparse, invite::Invite};
+use p2p::{Governor, Identity, SwarmId, blob::sparse, invite::Invite};
 use scheduler::{LayerRange, ModelId};
 use tokio::sync::{mpsc, watch};
 
@@ -24,6 +24,7 @@ use crate::{
     content,
     control::{self, Mode},
     daemon::{self, Caps, DraftWith, Notice, Serve, Setup},
+    doors,
     header::Header,
     inference::local,
     inference::swarm::Door,
@@ -98,6 +99,8 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let drafter = args.api.http.draft.model().map(|name| drafter(&args, name, &home, &known)).transpose()?;
     let (door, opened) = watch::channel(None);
     let data = home.clone();
+    let answers = args.api.api.map(|_| args.api.http.answers);
+    let governor = Governor::new(doors::limits(answers, Some(args.hold.memory << 20)));
     let setup = Setup {
         worker: Spec {
             context,
@@ -115,6 +118,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         home,
         identity,
         network,
+        governor: governor.clone(),
         serve,
         invite: template,
         absent: which.absent,
@@ -158,7 +162,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
                 Some(address) => {
                     let stop = async move { drop(until.wait_for(|stop| *stop).await) };
                     let door = Door::Here(opened);
-                    super::super::serve::beside(address, &args.api, json, &data, door, stop).await
+                    super::super::serve::beside((address, &args.api, json), &data, door, governor, stop).await
                 }
             }
         };
@@ -387,10 +391,10 @@ fn network(
     config.psk = psk;
     config.loopback_only = args.reach.loopback;
     config.mdns = !args.reach.loopback && !args.reach.no_discovery;
-    config.upnp = !args.reach.loopback && !args.reach.no_discovery;
+    config.reach.upnp = !args.reach.loopback && !args.reach.no_discovery;
     config.relay = !args.reach.loopback || args.reach.carry;
-    config.relays.clone_from(&args.reach.relay);
-    config.punch = !args.reach.no_punch;
+    config.reach.relays.clone_from(&args.reach.relay);
+    config.reach.punch = !args.reach.no_punch;
     args.reach.links.apply(&mut config)?;
     config.cache = Some(home.join("peers"));
     if !args.reach.listen.is_empty() {

@@ -7,7 +7,7 @@
 use std::{ops::ControlFlow, time::Duration};
 
 use api::choice::Draft;
-use serde_json::{Map, json};
+use serde_json::json;
 use shard::sample::SamplingParams;
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     cli::{EngineArgs, swarm::PlanArgs},
     control::Mode,
     encode,
-    events::{PlanReport, PlannedStage, Predicted, Prediction, Way},
+    events::{CostTerms, PlanReport, PlannedStage, Predicted, Prediction, Way},
     inference::local::prompt::{self, Request, Session},
     library,
     model::{CHUNK_ROWS, Model},
@@ -85,8 +85,7 @@ fn report(prompt_tokens: usize, expected_tokens: usize, layers: u32, measured: M
     let total_ms = prefill_ms + step_ms * expected_tokens.saturating_sub(1) as f64;
     let tok_s = if step_ms > 0.0 { 1e3 / step_ms } else { 0.0 };
     let abroad = || Way::Impossible { impossible: "no node runs here; `shoal join` starts one".into() };
-    let terms = [("prefill", prefill_ms), ("decode", total_ms - prefill_ms)];
-    let terms: Map<_, _> = terms.into_iter().map(|(name, ms)| (name.to_owned(), json!(ms))).collect();
+    let terms = CostTerms { prefill: prefill_ms, decode: total_ms - prefill_ms, ..CostTerms::default() };
     PlanReport {
         plan: Prediction {
             prompt_tokens: prompt_tokens as u32,

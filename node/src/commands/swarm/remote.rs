@@ -86,7 +86,8 @@ pub async fn follow(
         if report.finish_reason != FinishReason::Failed {
             return Ok(*report);
         }
-        let why = report.conducted.as_ref().and_then(|own| own.gave_up.as_deref()).unwrap_or("no reason");
+        let why =
+            report.conducted.as_ref().and_then(|own| own.ending.gave_up.as_deref()).unwrap_or("no reason");
         let kept = if report.kept.is_some() { ", `shoal resume` goes on when others are there" } else { "" };
         return Err(Error::Failed(format!(
             "the prompt was given up ({why}); `shoal why` shows what happened, `shoal peers` who is left{kept}"
@@ -142,11 +143,11 @@ pub fn short(node: &str) -> &str {
 pub fn checked_text(report: &PromptReport) -> String {
     let Some(own) = &report.conducted else { return "by no node".to_owned() };
     let names = |nodes: &[String]| nodes.iter().map(|node| short(node)).collect::<Vec<_>>().join(", ");
-    let share = own.verified * 100.0;
-    let mut text = match own.checked_by.is_empty() {
+    let share = own.checks.verified * 100.0;
+    let mut text = match own.checks.checked_by.is_empty() {
         true if share >= 100.0 => "no other node computed".to_owned(),
         true => "by no node".to_owned(),
-        false => format!("{share:.0} % of what others computed, by {}", names(&own.checked_by)),
+        false => format!("{share:.0} % of what others computed, by {}", names(&own.checks.checked_by)),
     };
     for stage in report.timing.iter().flat_map(|timing| &timing.stages) {
         let Some(near) = &stage.near else { continue };
@@ -157,10 +158,10 @@ pub fn checked_text(report: &PromptReport) -> String {
             near.positions,
         ));
     }
-    if !own.convicted.is_empty() {
-        text.push_str(&format!("; caught lying: {}", names(&own.convicted)));
+    if !own.checks.convicted.is_empty() {
+        text.push_str(&format!("; caught lying: {}", names(&own.checks.convicted)));
     }
-    if let Some(token) = own.integrity {
+    if let Some(token) = own.checks.integrity {
         text.push_str(&format!("; what was shown from token {token} on followed from a lie: run it again"));
     }
     text

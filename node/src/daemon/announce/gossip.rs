@@ -321,14 +321,14 @@ fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerR
     let leading = &serving.models.leading().ready;
     let ready = &held.ready;
     // What visits wait here beyond what the first model's visits take, those of another wait too.
-    let waited_ms = (figures.visit_ms - leading.visit_ms).max(0.0);
+    let waited_ms = (figures.visit_ms - leading.times.visit_ms).max(0.0);
     Holding {
         model: held.id,
         loaded,
         on_disk: Vec::new(),
-        decode_ms: ready.decode_ms,
-        prefill_ms: ready.prefill_ms,
-        visit_ms: ready.visit_ms + waited_ms,
+        decode_ms: ready.times.decode_ms,
+        prefill_ms: ready.times.prefill_ms,
+        visit_ms: ready.times.visit_ms + waited_ms,
         queue_ms: figures.queue_ms,
         load_ms: 0.0,
         active: figures.active,

@@ -50,6 +50,7 @@ pub(super) struct Announcing {
 impl Announcing {
     /// Nothing said yet; shares the models of the library below `home`.
     pub(super) fn new(node: Node, home: PathBuf, invite: Invite, caps: &Caps) -> Self {
+        let governor = node.network.governor().clone();
         Self {
             node,
             gossip: Announcer::new(clock::unix_ms()),
@@ -58,7 +59,7 @@ impl Announcing {
             capped: caps.upload_bytes_per_s.is_some(),
             reachability: Reachability::Unknown,
             invite,
-            uploads: Uploads::new(home.clone(), caps.upload_bytes_per_s),
+            uploads: Uploads::new(home.clone(), caps.upload_bytes_per_s, governor),
             shared: share::watch_list(home),
             provided: BTreeSet::new(),
         }

@@ -4,19 +4,19 @@
 //! table of holders and named in announcements, as offers without loaded layers. Streams of plane `blob` are answered
 //! from [`HomeShelf`], which looks the list up for every request, so that `shoal model share --off` holds at once.
 //!
-//! Limits: [`MAX_UPLOADS`] streams at a time, [`MAX_UPLOADS_PER_PEER`] of one peer, beyond which a stream is closed and
-//! the puller asks another node; [`MAX_ANNOUNCED`] models in announcements, the rest is found by id only. Headers of
+//! Limits: streams at a time by the governor ([`Resource::Uploads`]), beyond which a stream is closed and the puller asks
+//! another node; [`MAX_ANNOUNCED`] models in announcements, the rest is found by id only. Headers of
 //! shared files are read in a process of their own ([`crate::header`]), once for each model that is whole or has its header.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use p2p::{
-    Stream,
+    Governor, Stream,
     blob::{Form, Pace, serve::Limits},
     wire::{
         announce::{MAX_HIDDEN, MAX_NAME, Offer, is_describable},
@@ -26,6 +26,7 @@ use p2p::{
 use scheduler::{
     Holding, ModelId, NodeId,
     capability::{MAX_LAYERS, MAX_MS},
+    governor::{Resource, Scope},
 };
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
@@ -38,10 +39,6 @@ use crate::{
     reports::{ContentStatus, SharedModel},
 };
 
-/// Streams of pullers at a time: each has 64 KiB in memory and reads the disk.
-const MAX_UPLOADS: usize = 32;
-/// Streams of one puller; its pulls of different models have one each.
-const MAX_UPLOADS_PER_PEER: usize = 4;
 /// Shared models in an announcement: some 130 bytes each, every few seconds, to everybody.
 const MAX_ANNOUNCED: usize = 8;
 /// How often the list is looked at; the time of its last change, that is.
@@ -55,32 +52,14 @@ type Headers = HashMap<ModelId, Header>;
 pub(crate) struct Uploads {
     shelf: Arc<HomeShelf>,
     limits: Arc<Limits>,
-    seats: Arc<Mutex<HashMap<NodeId, usize>>>,
-}
-
-/// A puller's seat, free again when it is dropped.
-struct Seat {
-    seats: Arc<Mutex<HashMap<NodeId, usize>>>,
-    node: NodeId,
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(taken) = seats.get_mut(&self.node) {
-            *taken -= 1;
-            if *taken == 0 {
-                seats.remove(&self.node);
-            }
-        }
-    }
+    governor: Governor,
 }
 
 impl Uploads {
-    /// From the library below `home`, all together at most so fast.
-    pub fn new(home: PathBuf, bytes_per_s: Option<u64>) -> Self {
+    /// From the library below `home`, all together at most so fast, under `governor`.
+    pub fn new(home: PathBuf, bytes_per_s: Option<u64>, governor: Governor) -> Self {
         let limits = Limits { pace: Arc::new(Pace::new(bytes_per_s)), ..Limits::default() };
-        Self { shelf: Arc::new(HomeShelf::new(home)), limits: Arc::new(limits), seats: Arc::default() }
+        Self { shelf: Arc::new(HomeShelf::new(home)), limits: Arc::new(limits), governor }
     }
 
     /// Whether pulls of the model are answered from here.
@@ -96,14 +75,14 @@ impl Uploads {
 
     /// Streams being answered.
     pub fn running(&self) -> usize {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+        self.governor.used(Resource::Uploads, Scope::Node) as usize
     }
 
     /// Answers a stream, on which groups travel in this form, in a task of its own; closes it when there are too many.
     pub fn answer(&self, from: NodeId, stream: Stream, form: Form) {
-        let Some(seat) = self.seat(from) else {
-            tracing::debug!(%from, "too many pull from here");
-            return;
+        let seat = match self.governor.take_for(from, Resource::Uploads, 1) {
+            Ok(seat) => seat,
+            Err(refused) => return tracing::debug!(%from, %refused, "too many pull from here"),
         };
         let (shelf, limits) = (self.shelf.clone(), self.limits.clone());
         tokio::spawn(async move {
@@ -113,17 +92,6 @@ impl Uploads {
             }
             drop(seat);
         });
-    }
-
-    fn seat(&self, node: NodeId) -> Option<Seat> {
-        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = seats.values().sum();
-        let taken = seats.get(&node).copied().unwrap_or(0);
-        if all >= MAX_UPLOADS || taken >= MAX_UPLOADS_PER_PEER {
-            return None;
-        }
-        seats.insert(node, taken + 1);
-        Some(Seat { seats: self.seats.clone(), node })
     }
 }
 

@@ -16,8 +16,8 @@ use crate::{
 /// What may draft, and what is believed of steps, one of which is to take `plain_ms`.
 pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
     let ready = &local.ready;
-    let row_ms = ROW_SHARE * ready.decode_ms * f64::from(ready.num_layers);
-    DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.goes_back, plain_ms, row_ms }
+    let row_ms = ROW_SHARE * ready.times.decode_ms * f64::from(ready.num_layers);
+    DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.abilities.goes_back, plain_ms, row_ms }
 }
 
 /// Where a draft model drafts for it, if one is to and can now. One that goes on after a crash (`resumed`) goes on without a
@@ -33,7 +33,7 @@ pub(super) fn seat(
 ) -> Result<Option<DraftSeat>, Trouble> {
     let (choice, ready) = (&ask.sampling.draft, &local.ready);
     let named = ask.named_drafter().filter(|_| !resumed);
-    let wanted = choice.model().is_some() || (*choice == Draft::Auto && ready.goes_back);
+    let wanted = choice.model().is_some() || (*choice == Draft::Auto && ready.abilities.goes_back);
     let meant = |drafter: &&Drafter| choice.model().is_none_or(|name| drafter.is_meant(name));
     let Some(drafter) = local.drafter.as_ref().filter(|_| wanted).filter(meant) else {
         return named.map_or(Ok(None), |name| Err(Trouble::invalid("draft", Draft::no_model(name))));

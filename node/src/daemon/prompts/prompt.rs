@@ -6,7 +6,7 @@ use p2p::{
     Identity, Network,
     codec::{Rounding, Wire},
 };
-use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
+use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
@@ -244,14 +244,14 @@ impl PromptTask {
         let formed = rounding::session(&ask.wire, ready.num_layers, ready.hidden as usize);
         let (wire, cuts) = formed.map_err(|(field, why)| Trouble::invalid(field, why))?;
         let sampling = sampling(&ask.sampling)?;
-        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocab) {
-            let why = format!("token {id} does not exist; ids are below {}", ready.vocab);
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocabulary.tokens) {
+            let why = format!("token {id} does not exist; ids are below {}", ready.vocabulary.tokens);
             return Err(Trouble::invalid("logit_bias", why));
         }
         let worker = self.local.worker.borrow().clone();
-        let formed = worker.check(&ask.api.format).await;
+        let formed = worker.check(&ask.api.format, (self.network.governor(), Holder::default())).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
-        let (mut ids, reasoning) = encode(ask, &worker, ready.vocab).await?;
+        let (mut ids, reasoning) = encode(ask, &worker, ready.vocabulary.tokens).await?;
         let prompt_tokens = ids.len() as u32;
         ids.extend_from_slice(&said.ids);
         if ids.is_empty() {

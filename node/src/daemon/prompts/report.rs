@@ -12,7 +12,6 @@ use scheduler::{
     route::{NoRoute, Route},
     session::End,
 };
-use serde_json::{Map, json};
 use tokio::sync::mpsc;
 
 use super::{estimate, route::Routed};
@@ -20,9 +19,9 @@ use crate::{
     control::Mode,
     drafting::Tally,
     events::{
-        Conducted, DraftReport, FinishReason, Logprobs, Near, OwnRoute, PlannedStage, Predicted,
-        PredictedRange, PredictedScore, Prediction, PromptEvent, PromptReport, PromptToken, StageReport,
-        Stall, Timing, Way,
+        CheckReport, Conducted, CostTerms, DraftReport, Ending, FinishReason, Logprobs, Near, OwnRoute,
+        PlannedStage, Predicted, PredictedRange, PredictedScore, Prediction, PromptEvent, PromptReport,
+        PromptToken, StageReport, Stall, Timing, Way,
     },
     request::Report,
     rounding,
@@ -73,17 +72,13 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
         Err(why) => Way::Impossible { impossible: why.to_string() },
     };
     let expected = &routed.expected;
-    let legs = routed.route.legs.iter().enumerate().map(|(at, leg)| {
-        let terms = leg.cost.terms().into_iter().filter(|term| term.1 > 0.0);
-        let terms: Map<_, _> = terms.map(|(name, ms)| (name.into(), json!(ms))).collect();
-        PlannedStage {
-            node: format!("{:?}", leg.segment.node),
-            start: leg.segment.layers.start(),
-            end: leg.segment.layers.end(),
-            ms: leg.cost.total_ms(),
-            step_ms: expected.parts.get(at).map(|part| part.ms),
-            terms,
-        }
+    let legs = routed.route.legs.iter().enumerate().map(|(at, leg)| PlannedStage {
+        node: format!("{:?}", leg.segment.node),
+        start: leg.segment.layers.start(),
+        end: leg.segment.layers.end(),
+        ms: leg.cost.total_ms(),
+        step_ms: expected.parts.get(at).map(|part| part.ms),
+        terms: CostTerms::from(&leg.cost),
     });
     let shadows = routed.standbys.shadows.iter();
     let comparison = &routed.comparison;
@@ -194,20 +189,20 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         wire: route.wire,
         kind: route.kind,
         cuts: route.cuts.clone(),
-        gave_up,
-        stop: report.said.met.clone(),
-        ended_turn: report.said.ended_turn,
+        ending: Ending { gave_up, stop: report.said.met.clone(), ended_turn: report.said.ended_turn },
         opened_ms: report.times.opened_ms,
         predicted: route.plan.predicted.clone(),
-        verified: report.findings.verified,
-        settled_by_thirds: report.findings.thirds,
-        checked_by: checkers.into_iter().collect(),
-        convicted: report.findings.convicted.iter().map(|node| format!("{node:?}")).collect(),
-        integrity: report.findings.integrity.map(|position| position.saturating_sub(prompt_tokens)),
+        checks: CheckReport {
+            verified: report.findings.verified,
+            settled_by_thirds: report.findings.thirds,
+            checked_by: checkers.into_iter().collect(),
+            convicted: report.findings.convicted.iter().map(|node| format!("{node:?}")).collect(),
+            integrity: report.findings.integrity.map(|position| position.saturating_sub(prompt_tokens)),
+            differing_answers: report.findings.evidence,
+        },
         receipts: report.findings.receipts.len(),
         hedged: stalls(&report.disturbances.hedged),
         drafts: drafts(&report.drafts),
-        differing_answers: report.findings.evidence,
         bytes_out: report.wire_bytes.0,
         bytes_in: report.wire_bytes.1,
     };

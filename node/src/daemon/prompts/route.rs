@@ -457,7 +457,7 @@ impl Router<'_> {
         prompt.shape.output_tokens = 1;
         let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms());
         // A worker opens a session as it takes a job: the visit, before anything was measured.
-        let opening_ms = held.at_opening.value().unwrap_or(held.ready.visit_ms);
+        let opening_ms = held.at_opening.value().unwrap_or(held.ready.times.visit_ms);
         let back_ms =
             |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
         let prefill_factor = held.at_prefill.value().unwrap_or(1.0);

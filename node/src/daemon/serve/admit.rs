@@ -300,7 +300,6 @@ impl Serving {
             draining: self.gate.draining.subscribe(),
             slot,
             permit,
-            room: self.room.clone(),
             prefixes: self.prefixes.clone(),
         };
         self.totals.sessions += 1;

@@ -96,7 +96,7 @@ impl Drafter {
             .await
             .map_err(|fault| format!("the draft model \"{called}\": {fault}"))?;
         ignore(outputs);
-        if !ready.goes_back {
+        if !ready.abilities.goes_back {
             return Err(model::no_way_back(&called));
         }
         let all = LayerRange::new(0, ready.num_layers);
@@ -146,7 +146,7 @@ impl Drafter {
     /// A sentence that says why it cannot.
     pub(crate) fn fits(&self, ready: &Ready) -> Result<(), String> {
         let own = &self.ready;
-        if own.vocabulary == ready.vocabulary && own.vocabulary != [0; 32] {
+        if own.vocabulary.digest == ready.vocabulary.digest && own.vocabulary.digest != [0; 32] {
             return Ok(());
         }
         Err(format!(
@@ -154,8 +154,8 @@ impl Drafter {
              family, or --draft auto",
             model_name(&self.name),
             ready.name,
-            own.vocab,
-            ready.vocab
+            own.vocabulary.tokens,
+            ready.vocabulary.tokens
         ))
     }
 
@@ -169,8 +169,8 @@ impl Drafter {
         let worker = self.running()?;
         let Drafted { session, positions, sampling, seed, ready } = prompt;
         let own = &self.ready;
-        let guess_ms = own.decode_ms * f64::from(own.num_layers) + own.head_ms;
-        let to = DraftTo { session, sampling: sampling.clone(), seed, vocab: ready.vocab };
+        let guess_ms = own.times.decode_ms * f64::from(own.num_layers) + own.times.head_ms;
+        let to = DraftTo { session, sampling: sampling.clone(), seed, vocab: ready.vocabulary.tokens };
         let seat = DraftSeat::take(&worker, to, positions.min(own.context), guess_ms);
         seat.inspect_err(|fault| tracing::info!(%fault, "no draft model for this prompt")).ok()
     }

@@ -20,7 +20,7 @@ use std::{path::PathBuf, sync::Arc};
 use api::inference::ModelInfo;
 use p2p::Events;
 use scheduler::{LayerRange, Millis, ModelId, SessionId, place::Room};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 pub use self::workers::MOST_BESIDE;
 use self::{
@@ -44,7 +44,7 @@ use crate::{
     content::peers,
     control,
     sessions::{Order, SessionTable},
-    stage::{self, Prefixes, Served},
+    stage::{Prefixes, Served},
     worker,
 };
 
@@ -158,8 +158,6 @@ pub(super) struct Serving {
     pub(super) node: Node,
     pub(super) models: Models,
     pub(super) table: SessionTable,
-    /// Where lazy shadows keep what they are sent.
-    pub(super) room: Arc<Semaphore>,
     /// What was computed in sessions of others that have ended.
     pub(super) prefixes: Prefixes,
     pub(super) door: Door,
@@ -224,13 +222,13 @@ impl Serving {
                     }
                 };
                 let (held, said) = Held::load(spec, layers, num_layers, file_bytes, about).await?;
-                let _ = weights.take(0, held.ready.resident_bytes);
+                let _ = weights.take(0, held.ready.memory.resident_bytes);
                 outputs = Some(said);
                 held
             }
         };
         // What the memory of a device does not hold is not promised.
-        let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.kv_bytes };
+        let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.memory.kv_bytes };
         let models = Models::new(first, beside_it, table.clone(), deaths, restarts);
         if let Some(outputs) = outputs {
             models.listen_to(outputs, models.first.worker.borrow().pid());
@@ -247,7 +245,6 @@ impl Serving {
             node,
             models,
             table,
-            room: stage::room(kv_bytes),
             prefixes: Prefixes::default(),
             door: Door::new(kv_bytes.min(device_bytes)),
             gate: Gate::new(caps.sessions),
@@ -332,7 +329,7 @@ impl Serving {
     /// weights takes, times the share of their time that sessions spend elsewhere.
     pub(super) fn knee(&self, held: &Held) -> u32 {
         let ready = &held.ready;
-        let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
+        let lanes = (ready.times.decode_ms / ready.times.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
         self.waits.knee(lanes as u32).max(1)
     }
 
@@ -341,11 +338,13 @@ impl Serving {
         let active = self.door.sessions();
         self.waits.look(now, active);
         let (waited_ms, queue_ms) = self.waits.split(now);
+        // What present visits wait is the work of present sessions.
+        let queue_ms = if active == 0 { 0.0 } else { queue_ms };
         let full = self.is_full();
         let kv_bytes = self.door.kv_free();
         let leading = self.models.leading();
         Figures {
-            visit_ms: leading.ready.visit_ms.max(waited_ms),
+            visit_ms: leading.ready.times.visit_ms.max(waited_ms),
             queue_ms,
             active,
             knee: self.knee(leading),

@@ -191,7 +191,7 @@ impl Held {
 
     /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
     pub(crate) fn home_ms(&self) -> f64 {
-        self.at_home.value().unwrap_or(self.ready.head_ms)
+        self.at_home.value().unwrap_or(self.ready.times.head_ms)
     }
 
     /// The model as a prompt needs it; `shares` is what nodes contributed to it.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use api::swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
+use api::swarm::{Connection, Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
 use p2p::{PeerInfo, wire::announce::Class};
 use scheduler::{CacheType, Capability, LayerRange, ModelId, NodeId};
 
@@ -87,7 +87,8 @@ impl Daemon {
     fn own_node(&self) -> Node {
         let state = if self.serving.gate.paused { "paused" } else { "up" };
         let ready = &self.serving.models.leading().ready;
-        let resident_bytes: u64 = self.serving.models.all().map(|held| held.ready.resident_bytes).sum();
+        let resident_bytes: u64 =
+            self.serving.models.all().map(|held| held.ready.memory.resident_bytes).sum();
         Node {
             id: hex(self.node.me),
             name: "this machine".into(),
@@ -96,9 +97,9 @@ impl Daemon {
             state: state.into(),
             class: class(ready.class),
             device: if ready.device.starts_with("cpu ") { String::new() } else { ready.device.clone() },
-            path: "self".into(),
+            connection: Connection { path: "self".into(), ..Connection::default() },
             holdings: holdings(self.view.swarm.get(self.node.me)),
-            layer_ms: Some(ready.decode_ms),
+            layer_ms: Some(ready.times.decode_ms),
             memory_bytes: resident_bytes + self.serving.models.first.spec.kv_bytes,
             kv_free_bytes: self.serving.models.first.spec.kv_bytes,
             ..Node::default()
@@ -121,15 +122,17 @@ impl Daemon {
             state: if link.is_some() { "up" } else { "suspect" }.into(),
             class: self.view.facts.get(&node).map(|facts| class(facts.class)).unwrap_or_default(),
             device: self.view.facts.get(&node).map(|facts| facts.device().to_owned()).unwrap_or_default(),
-            path: link.map_or_else(|| "none".into(), |peer| peer.path.to_string()),
-            rtt_ms: self.announcing.gossip.rtt_ms(node),
+            connection: Connection {
+                path: link.map_or_else(|| "none".into(), |peer| peer.path.to_string()),
+                rtt_ms: self.announcing.gossip.rtt_ms(node),
+                bytes_in: link.map_or(0, |peer| peer.bytes_in),
+                bytes_out: link.map_or(0, |peer| peer.bytes_out),
+            },
             holdings: holdings(capability),
             layer_ms: held.map(|held| held.decode_ms),
             kv_free_bytes: held.map_or(0, |held| held.kv_bytes),
             load: held
                 .map_or(0.0, |held| (f64::from(held.active) / f64::from(held.batch_knee.max(1))).min(1.0)),
-            bytes_in: link.map_or(0, |peer| peer.bytes_in),
-            bytes_out: link.map_or(0, |peer| peer.bytes_out),
             checks_passed: passed,
             checks_failed: failed,
             ..Node::default()

@@ -108,9 +108,9 @@ impl Daemon {
                 offered: spans(&self.serving.offered(held)),
             },
             memory: MemoryStatus {
-                resident_bytes: ready.resident_bytes,
-                sandboxed: ready.sandboxed,
-                landlocked: ready.landlocked,
+                resident_bytes: ready.memory.resident_bytes,
+                sandboxed: ready.confinement.filtered,
+                landlocked: ready.confinement.landlocked,
             },
             device: DeviceStatus {
                 device: ready.device.clone(),
@@ -118,9 +118,9 @@ impl Daemon {
                 device_trouble: held.trouble().map(str::to_owned),
             },
             speed: SpeedStatus {
-                decode_ms_per_layer: ready.decode_ms,
-                prefill_ms_per_layer: ready.prefill_ms,
-                visit_ms: ready.visit_ms,
+                decode_ms_per_layer: ready.times.decode_ms,
+                prefill_ms_per_layer: ready.times.prefill_ms,
+                visit_ms: ready.times.visit_ms,
                 read_bytes_per_s: ready.read_bytes_per_s(),
                 load_ms: ready.load_ms,
             },

@@ -34,6 +34,8 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
+use p2p::Governor;
+use scheduler::governor::Holder;
 use shard::{
     executor::DeviceName,
     kernels::{Cores, threads::Pool},
@@ -86,6 +88,8 @@ pub struct Confined {
 struct Shared {
     spec: EngineSpec,
     program: PathBuf,
+    /// What forms ask that wait to be tried.
+    governor: Governor,
     /// What may draft tokens of requests that do not say.
     draft: Draft,
     next: AtomicU64,
@@ -132,19 +136,25 @@ impl Running {
 
 impl Confined {
     /// Starts an engine for the model of `args`, and another one whenever one dies. `kv_bytes` bounds the memory of all
-    /// sessions, and `draft` says what may draft tokens of requests that do not. Call it inside a tokio runtime.
+    /// sessions, `draft` says what may draft tokens of requests that do not, and forms of answers are tried under `governor`. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// When this program cannot be found again.
-    pub fn start(args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
-        Self::of(std::env::current_exe()?, args, kv_bytes, draft)
+    pub fn start(args: &EngineArgs, kv_bytes: usize, draft: Draft, governor: Governor) -> Result<Arc<Self>> {
+        Self::of(std::env::current_exe()?, args, kv_bytes, draft, governor)
     }
 
     /// As [`Self::start`], with the program that engines are started from.
     ///
     /// # Errors
     /// Those of [`EngineArgs::device`].
-    pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
+    pub fn of(
+        program: PathBuf,
+        args: &EngineArgs,
+        kv_bytes: usize,
+        draft: Draft,
+        governor: Governor,
+    ) -> Result<Arc<Self>> {
         let spec = EngineSpec {
             model: args.model.clone(),
             name: model_name(&args.model),
@@ -160,7 +170,7 @@ impl Confined {
             kv_bytes,
         };
         let (next, state) = (AtomicU64::new(1), Mutex::default());
-        let shared = Arc::new(Shared { spec, program, draft, next, state });
+        let shared = Arc::new(Shared { spec, program, governor, draft, next, state });
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }
@@ -446,7 +456,7 @@ impl Inference for Confined {
         let shared = self.shared.clone();
         async move {
             shared.info()?;
-            trial::attempt(&shared.program, &request.format).await?;
+            trial::attempt(&shared.program, &request.format, (&shared.governor, Holder::default())).await?;
             let id = shared.id();
             let (begun, plan) = oneshot::channel();
             let (sender, events) = mpsc::channel(CHANNEL);

@@ -22,8 +22,8 @@ use api::{
         Prompt, Ranking, RerankRequest, Verify, Wire,
     },
     swarm::{
-        Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Reachability, SwarmEvent,
-        SwarmModel, SwarmSnapshot,
+        Connection, Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Reachability,
+        SwarmEvent, SwarmModel, SwarmSnapshot,
     },
 };
 use futures::{
@@ -479,7 +479,7 @@ fn snapshot(model: &Result<ModelInfo, Failure>, settled: bool) -> SwarmSnapshot 
         trusted: true,
         state: "up".into(),
         class: "d1".into(),
-        path: "self".into(),
+        connection: Connection { path: "self".into(), ..Connection::default() },
         holdings: info.map(holding).into_iter().collect(),
         ..Node::default()
     };

@@ -200,8 +200,8 @@ fn checked_tokens(me: &str, report: &PromptReport) -> usize {
 /// The nodes that recomputed parts of an answer, those caught lying, and the first token that followed from a lie.
 fn verdict(me: &str, report: &PromptReport) -> (Vec<String>, Vec<String>, Option<usize>) {
     let Some(conducted) = &report.conducted else { return Default::default() };
-    let wrong_from = conducted.integrity.map(|token| token as usize);
-    (names(me, &conducted.checked_by), names(me, &conducted.convicted), wrong_from)
+    let wrong_from = conducted.checks.integrity.map(|token| token as usize);
+    (names(me, &conducted.checks.checked_by), names(me, &conducted.checks.convicted), wrong_from)
 }
 
 /// Who shadows which stage.
@@ -487,7 +487,7 @@ impl Story {
             FinishReason::Stop => Finish::Stop,
             FinishReason::Length => Finish::Length,
             other => {
-                let why = conducted.and_then(|own| own.gave_up.as_deref()).unwrap_or(other.name());
+                let why = conducted.and_then(|own| own.ending.gave_up.as_deref()).unwrap_or(other.name());
                 self.shared.board.ended(&self.session, "failed");
                 let why = format!(
                     "the answer was given up ({why}); `shoal why` says more, and it can be asked again"
@@ -527,13 +527,13 @@ impl Story {
         {
             self.await_verdict(events);
         }
-        let ended_turn = usize::from(conducted.is_some_and(|own| own.ended_turn));
+        let ended_turn = usize::from(conducted.is_some_and(|own| own.ending.ended_turn));
         let usage = Usage {
             prompt_tokens: timing.map_or(0, |timing| timing.prompt_tokens as usize),
             cached_tokens: timing.map_or(0, |timing| timing.cached_tokens as usize),
             completion_tokens: if self.only_prompt { 0 } else { said.completion_tokens + ended_turn },
         };
-        let stop = conducted.and_then(|own| own.stop.clone());
+        let stop = conducted.and_then(|own| own.ending.stop.clone());
         events.push(Event::Done(Done { finish, stop, usage, report }));
         events
     }

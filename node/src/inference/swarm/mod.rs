@@ -292,7 +292,9 @@ fn limits(reports: &[LimitReport]) -> [Metric; 3] {
             let report = reports.iter().find(|report| report.resource == resource.name());
             (vec![("resource", resource.name())], report.map_or(0.0, |report| value(report) as f64))
         };
-        Metric { name, help, counter, values: Resource::ALL.into_iter().map(row).collect() }
+        // The API says itself what its clients hold.
+        let others = Resource::ALL.into_iter().filter(|resource| !resource.is_of_clients());
+        Metric { name, help, counter, values: others.map(row).collect() }
     };
     [
         all("others_limit", "What other nodes may hold or spend of this one.", false, |report| report.node),

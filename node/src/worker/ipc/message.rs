@@ -7,6 +7,11 @@ use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 use shard::sample::SamplingParams;
 
+use crate::{
+    confine::Confinement,
+    worker::ready::{Abilities, Memory, Times, Vocabulary},
+};
+
 /// What the daemon says.
 #[derive(Clone, Debug, Encode, Decode)]
 pub enum Ask {
@@ -225,30 +230,18 @@ pub struct Ready {
     pub num_layers: u32,
     pub layers: Vec<(u32, u32)>,
     pub hidden: u32,
-    pub vocab: u32,
-    /// [`shard::tokenizer::Tokenizer::digest`]; zeros without a tokenizer.
-    pub vocabulary: [u8; 32],
+    pub vocabulary: Vocabulary,
     pub context: u32,
-    pub kv_bytes_per_layer_position: u64,
-    pub kv_bytes: u64,
-    pub resident_bytes: u64,
-    pub decode_ms: f64,
-    pub prefill_ms: f64,
-    pub visit_ms: f64,
-    pub head_ms: f64,
+    pub memory: Memory,
+    pub times: Times,
     pub load_ms: f64,
-    pub layer_bytes: u64,
     /// Runs of layers that cost the same.
     pub costs: Vec<CostRun>,
     pub exact: bool,
     /// What computes, in words.
     pub device: String,
-    pub goes_back: bool,
-    pub attends_window: bool,
-    pub attends_sparse: bool,
-    pub small_shares: Option<[u32; 2]>,
-    pub sandboxed: bool,
-    pub landlocked: bool,
+    pub abilities: Abilities,
+    pub confinement: Confinement,
 }
 
 /// See [`scheduler::layer_cost::LayerCost`].

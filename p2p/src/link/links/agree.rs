@@ -13,12 +13,12 @@ use super::words::{HELLO_LEN, Hello};
 use super::{AGAIN, AGREE, LONGEST, MAX_SESSIONS, Peer, Place, RECOVER, Shared, lead, refused};
 use crate::error::HopError;
 use crate::link::Stream;
-use crate::link::choice::LinkMode;
 use crate::link::datagram::header::CHUNK_BYTES;
 use crate::link::datagram::seal::{Direction, Secret};
 use crate::link::datagram::session::{Session, Terms};
 use crate::link::datagram::socket::{is_near, longest_chunk};
 use crate::link::neighbor::Neighbor;
+use crate::link_kind::LinkMode;
 
 /// What an agreement leads to.
 pub(super) struct Agreed {

@@ -11,11 +11,12 @@ use x25519_dalek::{EphemeralSecret, PublicKey};
 use super::words::{ECHO, KEYED, KEYS, LEFT, PUBLIC_LEN, USE, WORN};
 use super::{lead, refused};
 use crate::error::HopError;
-use crate::link::choice::{ECHO_BYTES, LinkKind};
+use crate::link::choice::ECHO_BYTES;
 use crate::link::datagram::seal::Secret;
 use crate::link::kmod::Module;
 use crate::link::neighbor::Neighbor;
 use crate::link::{Reader, Stream, Writer};
+use crate::link_kind::LinkKind;
 
 /// Processor time of an exchange of keys, us.
 const EXCHANGE_US: u64 = 200;

@@ -8,12 +8,13 @@ use x25519_dalek::{EphemeralSecret, PublicKey};
 use super::words::{ECHO, KEYED, KEYS, PUBLIC_LEN, USE, Unasked, word};
 use super::{AGAIN, RECOVER};
 use crate::error::HopError;
-use crate::link::choice::{ECHO_BYTES, Figures, LinkKind, choose, is_better};
+use crate::link::choice::{ECHO_BYTES, Figures, choose, is_better};
 use crate::link::datagram::header::{CHUNK_BYTES, CHUNK_RANGE};
 use crate::link::datagram::seal::Secret;
 use crate::link::kmod::Module;
 use crate::link::neighbor::{Link, Neighbor};
 use crate::link::{Reader, Stream, Writer};
+use crate::link_kind::LinkKind;
 
 /// Echoes of each size over each link.
 const ECHOES: usize = 20;

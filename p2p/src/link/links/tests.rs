@@ -10,21 +10,25 @@ use scheduler::governor::Resource;
 
 use super::Links;
 use crate::config::Config;
+use crate::config::LinkConfig;
 use crate::governor::Governor;
 use crate::identity::Identity;
-use crate::link::LinkMode;
 use crate::link::datagram::header::CHUNK_BYTES;
 use crate::link::datagram::seal::{Direction, Secret};
 use crate::link::datagram::send::Place as At;
 use crate::link::datagram::session::{Session, Terms};
 use crate::link::neighbor::Neighbor;
+use crate::link_kind::LinkMode;
 
 /// The right name, the right tag, and another address than the neighbor's: nothing is stored, and the neighbor's own are.
 #[tokio::test]
 async fn a_datagram_from_another_address_is_not_the_neighbors() {
     let identity = Identity::from_seed([1; 32]);
     let governor = Governor::default();
-    let config = Config { link: LinkMode::Datagram, ..Config::loopback(identity) };
+    let config = Config {
+        links: LinkConfig { mode: LinkMode::Datagram, ..LinkConfig::default() },
+        ..Config::loopback(identity)
+    };
     let links = Links::start(&config, governor.clone()).unwrap();
     let shared = links.0.clone().unwrap();
     let (peer, secret) = (NodeId::numbered(7), Secret::new([3; 32]));

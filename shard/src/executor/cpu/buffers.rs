@@ -5,7 +5,7 @@ use super::{
     Buffers, Capacity, Shard,
 };
 use crate::{
-    kernels::{Activations, AttentionJob, QUARTER},
+    kernels::{Activations, AttentionJob, QUARTER, attention},
     models::{Attention, FeedForward, Latent, Layer},
 };
 
@@ -193,7 +193,7 @@ impl CpuBuffers {
         let kv_width = heads.map(|kv| kv.kv_heads * kv.head_dim).max().unwrap_or(0);
         let recurs = held.iter().any(|layer| matches!(layer.attention, Attention::Recurrence(_)));
         let q_width = (blueprint.heads * key_dim).max(if recurs { blueprint.q_width() } else { 0 });
-        shard.cpu.reserve_attention(key_dim);
+        attention::reserve(&shard.cpu, key_dim);
         let in_blocks = |layer: &Layer| matches!(layer.attention, Attention::Softmax(s) if s.chunk.is_some());
         // The rows of an item may begin inside one block and end inside another.
         let jobs = if held.iter().any(in_blocks) { 2 * items + rows / QUARTER } else { items };

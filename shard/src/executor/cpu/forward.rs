@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Result,
-    kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target},
+    kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target, attention},
     models::{Attention, BareNorm, FeedForward, Norm, Softmax},
     state::{Paged, Recurrent},
 };
@@ -244,7 +244,14 @@ impl Shard {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
             let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
             let kv = paged.shape();
-            cpu.store_kv(paged.pages_mut(), kv, &ws.heads.k[at.clone()], &ws.heads.v[at], span.start);
+            attention::store_kv(
+                cpu,
+                paged.pages_mut(),
+                kv,
+                &ws.heads.k[at.clone()],
+                &ws.heads.v[at],
+                span.start,
+            );
             paged.mark(span.start..span.start + span.rows);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
@@ -386,7 +393,7 @@ impl Shard {
                 done += many;
             }
         }
-        self.cpu.attention(&mut jobs);
+        attention::attend(&self.cpu, &mut jobs);
         ws.heads.jobs = recycle(jobs);
     }
 

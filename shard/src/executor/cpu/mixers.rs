@@ -14,7 +14,7 @@ use super::{
     weights::{DeltaWeights, LatentWeights, Linear},
 };
 use crate::{
-    kernels::{Activations, ConvJob, Cpu, DeltaInputs, DeltaJob, DeltaShape},
+    kernels::{Activations, ConvJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, attention, delta},
     models::{Latent, ShortConv},
     state::{Paged, Recurrent},
 };
@@ -44,7 +44,7 @@ impl Shard {
             (&weights.alpha, &mut *alpha),
         ];
         product(cpu, &mut ws.scratch, h, rows, targets);
-        cpu.delta_gates(alpha, beta, &weights.dt, &weights.a);
+        delta::gates(cpu, alpha, beta, &weights.dt, &weights.a);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
             let first = span.first;
@@ -57,11 +57,11 @@ impl Shard {
                 if rows.start == 0 {
                     let taps = &weights.taps;
                     let job = DeltaInputs { shape, projected, before: columns_before, taps, out: inputs };
-                    cpu.delta_inputs(job);
+                    job.compute(cpu);
                 }
                 shape.keep_columns(columns_before, projected, rows.end, columns);
                 let here = |width: usize| (first + rows.start) * width..(first + rows.end) * width;
-                cpu.delta_net(DeltaJob {
+                DeltaJob {
                     shape,
                     inputs: &inputs[rows.start * channels..rows.end * channels],
                     z: &z[here(width)],
@@ -72,7 +72,8 @@ impl Shard {
                     norm: &weights.norm,
                     eps,
                     out: &mut out[rows.start * width..rows.end * width],
-                });
+                }
+                .compute(cpu);
             });
         }
         if !last {
@@ -110,7 +111,7 @@ impl Shard {
                 if rows.start == 0 {
                     let out = &mut *out;
                     let (stride, gate_at) = (3 * width, width);
-                    self.cpu.short_conv(ConvJob { width, inputs, before, taps, gates, stride, gate_at, out });
+                    ConvJob { width, inputs, before, taps, gates, stride, gate_at, out }.compute(&self.cpu);
                 }
                 for (place, to) in state.chunks_exact_mut(width).enumerate() {
                     to.copy_from_slice(ConvJob::input(width, (before, inputs), rows.end + place));
@@ -174,7 +175,7 @@ impl Shard {
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * shape.head_dim..(span.first + span.rows) * shape.head_dim;
             let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
-            cpu.store_kv(paged.pages_mut(), shape, &ws.heads.k[at], &[], span.start);
+            attention::store_kv(cpu, paged.pages_mut(), shape, &ws.heads.k[at], &[], span.start);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {

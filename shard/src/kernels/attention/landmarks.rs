@@ -18,28 +18,26 @@ pub fn landmark_len(shape: KvShape) -> usize {
     2 * shape.kv_heads * shape.head_dim
 }
 
-impl Cpu {
-    /// Writes the landmarks of the blocks of `block` positions that end inside `stored`, positions whose keys and values have
-    /// just been stored; those before it are as they were stored.
-    ///
-    /// Panics when `pages` or `landmarks` do not reach that far, and for a block that does not divide a page into groups of 16.
-    pub fn store_landmarks(
-        &self,
-        pages: &[KvQuarter],
-        shape: KvShape,
-        block: usize,
-        stored: Range<usize>,
-        landmarks: &mut [u16],
-    ) {
-        assert!(shape.latent.is_none(), "landmarks of values that are a part of keys");
-        assert!(block.is_multiple_of(LANES) && PAGE.is_multiple_of(block), "blocks of {block}");
-        let len = landmark_len(shape);
-        for number in stored.start / block..stored.end / block {
-            let quarters = &pages[number * block / QUARTER..((number + 1) * block).div_ceil(QUARTER)];
-            assert!(quarters.iter().all(|it| it.len() == quarter_len(shape)), "a page has another shape");
-            let to = &mut landmarks[number * len..][..len];
-            self.run(Means { quarters, shape, at: number * block % QUARTER, block, to });
-        }
+/// Writes the landmarks of the blocks of `block` positions that end inside `stored`, positions whose keys and values have
+/// just been stored; those before it are as they were stored.
+///
+/// Panics when `pages` or `landmarks` do not reach that far, and for a block that does not divide a page into groups of 16.
+pub fn store(
+    cpu: &Cpu,
+    pages: &[KvQuarter],
+    shape: KvShape,
+    block: usize,
+    stored: Range<usize>,
+    landmarks: &mut [u16],
+) {
+    assert!(shape.latent.is_none(), "landmarks of values that are a part of keys");
+    assert!(block.is_multiple_of(LANES) && PAGE.is_multiple_of(block), "blocks of {block}");
+    let len = landmark_len(shape);
+    for number in stored.start / block..stored.end / block {
+        let quarters = &pages[number * block / QUARTER..((number + 1) * block).div_ceil(QUARTER)];
+        assert!(quarters.iter().all(|it| it.len() == quarter_len(shape)), "a page has another shape");
+        let to = &mut landmarks[number * len..][..len];
+        cpu.run(Means { quarters, shape, at: number * block % QUARTER, block, to });
     }
 }
 

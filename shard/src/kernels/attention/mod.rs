@@ -197,115 +197,112 @@ fn grow(scratch: &mut Vec<task::Line>, head_dim: usize) {
     }
 }
 
-impl Cpu {
-    /// Allocates the working memory of attention on the calling thread and all others, so that [`Cpu::attention`] with
-    /// heads up to `head_dim` allocates nothing when called from this thread; a session too long for what is reserved to divide it
-    /// among the threads makes room once.
-    pub fn reserve_attention(&self, head_dim: usize) {
-        self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
-        task::reserve(self.pool().threads());
-    }
+/// Allocates the working memory of attention on the calling thread and all others, so that [`attend`] with
+/// heads up to `head_dim` allocates nothing when called from this thread; a session too long for what is reserved to divide it
+/// among the threads makes room once.
+pub fn reserve(cpu: &Cpu, head_dim: usize) {
+    cpu.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
+    task::reserve(cpu.pool().threads());
+}
 
-    /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`; no values where they are a part
-    /// of the keys. f32 is rounded to the nearest f16 (ties to even), magnitudes beyond 65504 become 65504; or block by block,
-    /// as the module `small` says.
-    ///
-    /// Panics when the pages do not reach that far.
-    pub fn store_kv(&self, pages: &mut [KvQuarter], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
-        let width = shape.kv_heads * shape.head_dim;
-        let latent = shape.latent.is_some();
-        assert_eq!(if latent { 0 } else { k.len() }, v.len(), "as many keys as values");
-        assert!(!latent || shape.cache == CacheType::F16, "values that are a part of keys are f16");
-        assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
-        let end = start + k.len() / width;
-        assert!(end <= pages.len() * QUARTER, "{} quarters do not hold {end} positions", pages.len());
-        if k.is_empty() {
-            return;
-        }
-        let first = start / QUARTER;
-        let touched = &mut pages[first..end.div_ceil(QUARTER)];
-        assert!(touched.iter().all(|page| page.len() == quarter_len(shape)), "a page has another shape");
-        let count = touched.len();
-        let shared = Shared(touched.as_mut_ptr());
-        let store = |index: usize| {
-            let base = (first + index) * QUARTER;
-            let (from, to) = (start.max(base), end.min(base + QUARTER));
-            let rows = (from - start) * width..(to - start) * width;
-            // SAFETY: each index is taken by one thread, and the pages outlive the run.
-            let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
-            let v = if latent { v } else { &v[rows.clone()] };
-            match shape.cache {
-                CacheType::F16 => self.run(Store { page, shape, k: &k[rows], v, at: from - base }),
-                _ => self.run(StoreSmall { page, shape, k: &k[rows], v, at: from - base }),
-            }
-        };
-        if count == 1 {
-            return store(0);
-        }
-        self.pool().run(&|worker, workers| (worker..count).step_by(workers).for_each(store));
+/// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`; no values where they are a part
+/// of the keys. f32 is rounded to the nearest f16 (ties to even), magnitudes beyond 65504 become 65504; or block by block,
+/// as the module `small` says.
+///
+/// Panics when the pages do not reach that far.
+pub fn store_kv(cpu: &Cpu, pages: &mut [KvQuarter], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
+    let width = shape.kv_heads * shape.head_dim;
+    let latent = shape.latent.is_some();
+    assert_eq!(if latent { 0 } else { k.len() }, v.len(), "as many keys as values");
+    assert!(!latent || shape.cache == CacheType::F16, "values that are a part of keys are f16");
+    assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
+    let end = start + k.len() / width;
+    assert!(end <= pages.len() * QUARTER, "{} quarters do not hold {end} positions", pages.len());
+    if k.is_empty() {
+        return;
     }
-
-    /// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
-    ///
-    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim (see
-    /// [`Cpu::reserve_attention`]) or divides a longer session than before.
-    pub fn attention(&self, jobs: &mut [AttentionJob<'_>]) {
-        for batch in jobs.chunks_mut(BATCH) {
-            self.attention_batch(batch);
+    let first = start / QUARTER;
+    let touched = &mut pages[first..end.div_ceil(QUARTER)];
+    assert!(touched.iter().all(|page| page.len() == quarter_len(shape)), "a page has another shape");
+    let count = touched.len();
+    let shared = Shared(touched.as_mut_ptr());
+    let store = |index: usize| {
+        let base = (first + index) * QUARTER;
+        let (from, to) = (start.max(base), end.min(base + QUARTER));
+        let rows = (from - start) * width..(to - start) * width;
+        // SAFETY: each index is taken by one thread, and the pages outlive the run.
+        let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
+        let v = if latent { v } else { &v[rows.clone()] };
+        match shape.cache {
+            CacheType::F16 => cpu.run(Store { page, shape, k: &k[rows], v, at: from - base }),
+            _ => cpu.run(StoreSmall { page, shape, k: &k[rows], v, at: from - base }),
         }
+    };
+    if count == 1 {
+        return store(0);
     }
+    cpu.pool().run(&|worker, workers| (worker..count).step_by(workers).for_each(store));
+}
 
-    fn attention_batch(&self, jobs: &mut [AttentionJob<'_>]) {
-        let threads = self.pool().threads();
-        // Units can be divided by pages, see [`task`].
-        let parts = |job: &AttentionJob<'_>| if job.far.is_some() { 1 } else { job.pages_seen() };
-        let fewer =
-            |rows: usize| jobs.iter().map(|job| job.units(rows) * parts(job)).sum::<usize>() < threads;
-        // Smaller units share less, so they shrink only when some thread would have none.
-        let mut rows = task::ROWS;
-        while rows > 1 && fewer(rows) {
-            rows /= 2;
-        }
-        let mut tasks: [Option<task::Task<'_>>; BATCH] = [const { None }; BATCH];
-        let (mut work, mut dim) = (0, 0);
-        for (task, job) in tasks.iter_mut().zip(jobs) {
-            job.check();
-            dim = dim.max(job.shape.head_dim);
-            work += job.n
-                * job.heads
-                * job.shape.head_dim
-                * (job.start + job.n).min(job.window().unwrap_or(usize::MAX));
-            *task = Some(task::Task::new(job, rows));
-        }
-        let serial = threads == 1 || work < PARALLEL;
-        task::with_parts(&mut tasks, if serial { 1 } else { threads }, |tasks| {
-            let total = tasks.iter().flatten().map(|task| task.units).sum::<usize>();
-            let next = AtomicUsize::new(0);
-            let take_units = || {
-                SCRATCH.with_borrow_mut(|scratch| {
-                    grow(scratch, dim);
-                    loop {
-                        let mut unit = next.fetch_add(1, Relaxed);
-                        if unit >= total {
-                            return;
-                        }
-                        let task = tasks.iter().flatten().find(|task| {
-                            let here = unit < task.units;
-                            unit = if here { unit } else { unit - task.units };
-                            here
-                        });
-                        let task = task.expect("units are counted");
-                        self.run(tile::Unit { task, unit, scratch });
+/// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
+///
+/// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim (see
+/// [`reserve`]) or divides a longer session than before.
+pub fn attend(cpu: &Cpu, jobs: &mut [AttentionJob<'_>]) {
+    for batch in jobs.chunks_mut(BATCH) {
+        attend_batch(cpu, batch);
+    }
+}
+
+fn attend_batch(cpu: &Cpu, jobs: &mut [AttentionJob<'_>]) {
+    let threads = cpu.pool().threads();
+    // Units can be divided by pages, see [`task`].
+    let parts = |job: &AttentionJob<'_>| if job.far.is_some() { 1 } else { job.pages_seen() };
+    let fewer = |rows: usize| jobs.iter().map(|job| job.units(rows) * parts(job)).sum::<usize>() < threads;
+    // Smaller units share less, so they shrink only when some thread would have none.
+    let mut rows = task::ROWS;
+    while rows > 1 && fewer(rows) {
+        rows /= 2;
+    }
+    let mut tasks: [Option<task::Task<'_>>; BATCH] = [const { None }; BATCH];
+    let (mut work, mut dim) = (0, 0);
+    for (task, job) in tasks.iter_mut().zip(jobs) {
+        job.check();
+        dim = dim.max(job.shape.head_dim);
+        work += job.n
+            * job.heads
+            * job.shape.head_dim
+            * (job.start + job.n).min(job.window().unwrap_or(usize::MAX));
+        *task = Some(task::Task::new(job, rows));
+    }
+    let serial = threads == 1 || work < PARALLEL;
+    task::with_parts(&mut tasks, if serial { 1 } else { threads }, |tasks| {
+        let total = tasks.iter().flatten().map(|task| task.units).sum::<usize>();
+        let next = AtomicUsize::new(0);
+        let take_units = || {
+            SCRATCH.with_borrow_mut(|scratch| {
+                grow(scratch, dim);
+                loop {
+                    let mut unit = next.fetch_add(1, Relaxed);
+                    if unit >= total {
+                        return;
                     }
-                });
-            };
-            if serial || total == 1 {
-                take_units();
-            } else {
-                self.pool().run(&|_, _| take_units());
-            }
-        });
-    }
+                    let task = tasks.iter().flatten().find(|task| {
+                        let here = unit < task.units;
+                        unit = if here { unit } else { unit - task.units };
+                        here
+                    });
+                    let task = task.expect("units are counted");
+                    cpu.run(tile::Unit { task, unit, scratch });
+                }
+            });
+        };
+        if serial || total == 1 {
+            take_units();
+        } else {
+            cpu.pool().run(&|_, _| take_units());
+        }
+    });
 }
 
 impl AttentionJob<'_> {

@@ -204,13 +204,13 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
     let (kv_width, width) = (case.kv_heads * case.dim, case.width());
     let mut pages = pages(case.shape(), case.start + case.n);
     let before = case.start * kv_width;
-    cpu.store_kv(&mut pages, case.shape(), &k[..before], case.stored(&v, 0..case.start), 0);
+    store_kv(cpu, &mut pages, case.shape(), &k[..before], case.stored(&v, 0..case.start), 0);
     let out_width = case.kv_heads * case.group * case.shape().value_dim();
     let mut out = vec![f32::NAN; case.n * out_width];
     let sinks = case.sinks();
     let mut landmarks = vec![0x7e00; case.landmarks() * landmark_len(case.shape())];
     if let Some(block @ 1..) = case.far.map(|rule| rule.block as usize) {
-        cpu.store_landmarks(&pages, case.shape(), block, 0..case.start, &mut landmarks);
+        landmarks::store(cpu, &pages, case.shape(), block, 0..case.start, &mut landmarks);
     }
     let mut done = 0;
     while done < case.n {
@@ -218,26 +218,29 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
         let rows = done * width..(done + n) * width;
         let start = case.start + done;
         let keys = &k[start * kv_width..(start + n) * kv_width];
-        cpu.store_kv(&mut pages, case.shape(), keys, case.stored(&v, start..start + n), start);
+        store_kv(cpu, &mut pages, case.shape(), keys, case.stored(&v, start..start + n), start);
         let block = case.far.map_or(0, |rule| rule.block as usize);
         if block > 0 {
-            cpu.store_landmarks(&pages, case.shape(), block, start..start + n, &mut landmarks);
+            landmarks::store(cpu, &pages, case.shape(), block, start..start + n, &mut landmarks);
         }
-        cpu.attention(&mut [AttentionJob {
-            q: &q[rows.clone()],
-            pages: &pages,
-            shape: case.shape(),
-            start,
-            n,
-            heads: case.kv_heads * case.group,
-            scale: case.scale(),
-            softcap: case.softcap,
-            window: case.window,
-            ahead: case.ahead,
-            far: case.far.map(|rule| Far { rule, landmarks: &landmarks }),
-            sinks: sinks.as_deref(),
-            out: &mut out[done * out_width..(done + n) * out_width],
-        }]);
+        attend(
+            cpu,
+            &mut [AttentionJob {
+                q: &q[rows.clone()],
+                pages: &pages,
+                shape: case.shape(),
+                start,
+                n,
+                heads: case.kv_heads * case.group,
+                scale: case.scale(),
+                softcap: case.softcap,
+                window: case.window,
+                ahead: case.ahead,
+                far: case.far.map(|rule| Far { rule, landmarks: &landmarks }),
+                sinks: sinks.as_deref(),
+                out: &mut out[done * out_width..(done + n) * out_width],
+            }],
+        );
         done += n;
     }
     out
@@ -435,7 +438,7 @@ fn jobs_equal_single_jobs(cases: &[Case]) {
     let stores = cases.iter().map(|case| {
         let (_, k, v) = case.data();
         let mut pages = pages(case.shape(), case.start + case.n);
-        cpu.store_kv(&mut pages, case.shape(), &k, &v, 0);
+        store_kv(&cpu, &mut pages, case.shape(), &k, &v, 0);
         pages
     });
     let stores = stores.collect::<Vec<_>>();
@@ -464,7 +467,7 @@ fn jobs_equal_single_jobs(cases: &[Case]) {
             out,
         });
     }
-    cpu.attention(&mut jobs);
+    attend(&cpu, &mut jobs);
     for (case, out) in cases.iter().zip(&outs) {
         assert_same(out, &twin(case), &format!("{case:?}"));
     }
@@ -491,7 +494,7 @@ fn storing_rounds_saturates_and_touches_nothing_else() {
                     f16::from_f32(k.clamp(-65504.0, 65504.0)).to_bits();
                 page[QUARTER * dim + j * dim + d] = f16::from_f32(v).to_bits();
             }
-            cpu.store_kv(&mut own, shape, &k, &v, start);
+            store_kv(cpu, &mut own, shape, &k, &v, start);
             assert!(own == expected, "{kv_heads} x {dim}, {n} from {start} on {name}");
         }
     });
@@ -503,19 +506,22 @@ fn missing_pages_are_refused() {
     let cpu = Cpu::new(Isa::Scalar, Pool::new(1, false));
     let case = Case::new(1, 1, 8, 255, 2);
     let stored = pages(case.shape(), 256);
-    cpu.attention(&mut [AttentionJob {
-        q: &[0.0; 16],
-        pages: &stored,
-        shape: case.shape(),
-        start: 255,
-        n: 2,
-        heads: 1,
-        scale: 1.0,
-        softcap: None,
-        window: None,
-        ahead: 0,
-        far: None,
-        sinks: None,
-        out: &mut [0.0; 16],
-    }]);
+    attend(
+        &cpu,
+        &mut [AttentionJob {
+            q: &[0.0; 16],
+            pages: &stored,
+            shape: case.shape(),
+            start: 255,
+            n: 2,
+            heads: 1,
+            scale: 1.0,
+            softcap: None,
+            window: None,
+            ahead: 0,
+            far: None,
+            sinks: None,
+            out: &mut [0.0; 16],
+        }],
+    );
 }

@@ -56,9 +56,9 @@ impl Case {
             let mut inputs = vec![0.0; projected.len()];
             let taps = &self.taps;
             let job = DeltaInputs { shape, projected, before: before_columns, taps, out: &mut inputs };
-            cpu.delta_inputs(job);
+            job.compute(cpu);
             let (mut decay, mut strength) = (self.alpha[of(heads)].to_vec(), self.beta[of(heads)].to_vec());
-            cpu.delta_gates(&mut decay, &mut strength, &self.dt, &self.a);
+            gates(cpu, &mut decay, &mut strength, &self.dt, &self.a);
             let mut next = vec![0.0; state.len()];
             let (matrices, columns) = next.split_at_mut(before.len());
             shape.keep_columns(before_columns, projected, rows.len(), columns);
@@ -67,7 +67,7 @@ impl Case {
             if !fresh {
                 matrices.copy_from_slice(before);
             }
-            cpu.delta_net(DeltaJob {
+            DeltaJob {
                 shape,
                 inputs: &inputs,
                 z: &self.z[of(width)],
@@ -78,7 +78,8 @@ impl Case {
                 norm: &self.norm,
                 eps: NORM_EPS,
                 out: &mut out[of(width)],
-            });
+            }
+            .compute(cpu);
             state = next;
         }
         (out, state)
@@ -182,7 +183,7 @@ fn a_state_answers_a_key_with_its_value() {
         row[8..].fill(value);
     }
     let (mut state, mut out) = (vec![0.0; shape.matrices_len()], vec![0.0; 32]);
-    cpu.delta_net(DeltaJob {
+    DeltaJob {
         shape,
         inputs: &inputs,
         z: &[20.0; 32],
@@ -193,7 +194,8 @@ fn a_state_answers_a_key_with_its_value() {
         norm: &[1.0; 16],
         eps: 0.0,
         out: &mut out,
-    });
+    }
+    .compute(&cpu);
     assert!(state[16..32].iter().all(|value| *value == 5.0), "{state:?}");
     assert!(state[..16].iter().chain(&state[32..]).all(|value| *value == 0.0));
     assert!(out.iter().all(|value| (value - 20.0).abs() < 1e-5), "{out:?}");

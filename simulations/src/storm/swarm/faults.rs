@@ -45,7 +45,7 @@ impl Swarm {
     pub(super) fn heal(&mut self) {
         self.healed = true;
         self.net.heal();
-        self.options.gossip_loss = 0.0;
+        self.options.weather.gossip_loss = 0.0;
         self.options.moves = false;
         for at in 0..self.machines.len() {
             let machine = &mut self.machines[at];
@@ -60,8 +60,9 @@ impl Swarm {
 
     /// Everybody asks once more, and must be served whole.
     pub(super) fn must(&mut self) {
-        for at in self.options.nodes..self.machines.len() {
-            let history = (0..self.options.tokens.0).map(|_| self.chance.below(50_000) as u32).collect();
+        for at in self.options.size.nodes..self.machines.len() {
+            let history =
+                (0..self.options.demand.tokens.0).map(|_| self.chance.below(50_000) as u32).collect();
             let must = if self.requester(at).feasible() { ASKS } else { 0 };
             self.requester(at).ask(Turn { history, left: 0, must }, 0);
         }

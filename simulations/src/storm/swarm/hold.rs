@@ -55,10 +55,10 @@ impl Swarm {
         let place = self.machines[at].place;
         self.hear(at, capability.clone(), place);
         for to in (0..self.machines.len()).filter(|to| *to != at) {
-            if self.chance.happens(self.options.gossip_loss) || self.net.is_cut(at, to) {
+            if self.chance.happens(self.options.weather.gossip_loss) || self.net.is_cut(at, to) {
                 continue;
             }
-            let when = self.now + 1 + self.chance.below(self.options.gossip_ms as usize) as u64;
+            let when = self.now + 1 + self.chance.below(self.options.weather.gossip_ms as usize) as u64;
             let body = Box::new(Body::Gossip(Box::new((capability.clone(), place))));
             self.at(when, Happening::Deliver { to, body });
         }
@@ -95,18 +95,18 @@ impl Swarm {
     /// Advice may be anything; what the keeper makes of it must not bare a layer.
     pub(super) fn consider_moving(&mut self, at: usize) {
         let now = self.local(at);
-        let layers = self.options.layers;
+        let layers = self.options.size.layers;
         if self.machines[at].moving.ticks.is_multiple_of(20) {
-            let len = 1 + self.chance.below(self.options.room as usize) as u32;
+            let len = 1 + self.chance.below(self.options.size.room as usize) as u32;
             let start = self.chance.below((layers - len.min(layers)) as usize + 1) as u32;
             self.machines[at].moving.wanted = LayerRange::new(start, (start + len).min(layers));
         }
-        let movers: Vec<NodeId> = (0..self.options.nodes).map(id).collect();
+        let movers: Vec<NodeId> = (0..self.options.size.nodes).map(id).collect();
         let machine = &mut self.machines[at];
         machine.moving.ticks += 1;
         machine.view.expire(now);
         let mut others = vec![0u32; layers as usize];
-        for node in (0..self.options.nodes).filter(|other| *other != at) {
+        for node in (0..self.options.size.nodes).filter(|other| *other != at) {
             let Some(known) = machine.view.get(id(node)) else { continue };
             let held = known.holding(ModelId::default()).map(Holding::loaded_set).unwrap_or_default();
             (0..layers).filter(|layer| held.contains(*layer)).for_each(|layer| others[layer as usize] += 1);
@@ -139,11 +139,11 @@ impl Swarm {
             let shown = |machine: &Machine| machine.stage.held.union(&LayerSet::new(machine.pretends));
             machines[..nodes].iter().fold(LayerSet::default(), |all, machine| all.union(&shown(machine)))
         };
-        let before = everybody(&self.machines, self.options.nodes);
+        let before = everybody(&self.machines, self.options.size.nodes);
         let gone = self.machines[at].stage.hold(LayerSet::from(range));
         self.machines[at].moving.withdrawn = None;
-        let after = everybody(&self.machines, self.options.nodes);
-        self.checks.covered(self.now, &before, &after, self.options.layers);
+        let after = everybody(&self.machines, self.options.size.nodes);
+        self.checks.covered(self.now, &before, &after, self.options.size.layers);
         self.report.moves += 1;
         for Lease { session, epoch, requester, .. } in gone {
             let (failure, held) = (Failure::Refused, Some(self.machines[at].stage.held.clone()));
@@ -156,11 +156,11 @@ impl Swarm {
 /// What machines hold at first: windows where the fewest hold, so that every layer has a holder; under boomerang the
 /// requesters hold the ends.
 pub(super) fn windows(options: &Options, draw: &mut Rng) -> Vec<LayerSet> {
-    let n = options.layers as usize;
+    let n = options.size.layers as usize;
     let mut holders = vec![0u32; n];
     let mut held = Vec::new();
-    for _ in 0..options.nodes {
-        let len = (options.room as usize).min(n);
+    for _ in 0..options.size.nodes {
+        let len = (options.size.room as usize).min(n);
         let need = |start: usize| {
             holders[start..start + len].iter().map(|h| 4u32.saturating_sub(*h).pow(3)).sum::<u32>()
         };
@@ -170,9 +170,9 @@ pub(super) fn windows(options: &Options, draw: &mut Rng) -> Vec<LayerSet> {
         (start..start + len).for_each(|layer| holders[layer] += 1);
         held.push(LayerRange::new(start as u32, (start + len) as u32).into_iter().collect());
     }
-    let n = options.layers;
+    let n = options.size.layers;
     let ends = [LayerRange::new(0, 1), LayerRange::new(n - 1, n)];
-    let home: LayerSet = ends.into_iter().flatten().filter(|_| options.boomerang).collect();
-    held.extend((0..options.requesters).map(|_| home.clone()));
+    let home: LayerSet = ends.into_iter().flatten().filter(|_| options.routing.boomerang).collect();
+    held.extend((0..options.size.requesters).map(|_| home.clone()));
     held
 }

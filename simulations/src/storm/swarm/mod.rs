@@ -250,19 +250,20 @@ impl Swarm {
         let net = Net::draw(options, &mut chance.fork());
         let mut draw = chance.fork();
         let held = hold::windows(options, &mut draw);
-        let machines = (0..options.nodes + options.requesters).map(|at| {
-            let serves = at < options.nodes;
-            let (slots, kv) = if serves { (options.slots, options.kv) } else { (64, 1 << 20) };
-            let pretends = draw.happens(options.pretenders) && serves;
-            let start = draw.below(options.layers as usize) as u32;
+        let machines = (0..options.size.nodes + options.size.requesters).map(|at| {
+            let serves = at < options.size.nodes;
+            let (slots, kv) =
+                if serves { (options.capacity.slots, options.capacity.kv) } else { (64, 1 << 20) };
+            let pretends = draw.happens(options.lies.pretenders) && serves;
+            let start = draw.below(options.size.layers as usize) as u32;
             let leap = options
                 .jumps
                 .then(|| (draw.below(options.heal_ms as usize) as u64, 1_000 + draw.below(3_600_000) as u64));
             Machine {
                 health: Health { up: true, boot: 0, frozen_until: 0, slow: 1, busy_until: 0 },
                 layer_ms: if serves { 0.5 + 3.0 * draw.unit() } else { 1.0 },
-                claims: if serves && draw.happens(options.boasters) { 0.2 } else { 1.0 },
-                pretends: LayerRange::new(start, options.layers).filter(|_| pretends),
+                claims: if serves && draw.happens(options.lies.boasters) { 0.2 } else { 1.0 },
+                pretends: LayerRange::new(start, options.size.layers).filter(|_| pretends),
                 clock: Clock {
                     start: draw.below(1 << 40) as u64,
                     rate: 1.0 + options.drift * draw.between(-1.0, 1.0),
@@ -323,36 +324,36 @@ impl Swarm {
         for at in 0..self.machines.len() {
             self.at(draw.below(200) as u64, Happening::Announce { at });
             self.at(draw.below(SWEEP_MS as usize) as u64, Happening::Sweep { at });
-            if o.moves && at < o.nodes {
+            if o.moves && at < o.size.nodes {
                 self.at(draw.below(TICK_MS as usize) as u64, Happening::Tick { at });
             }
         }
-        for _ in 0..o.crashes {
-            let (at, when) = (draw.below(o.nodes), before(&mut draw));
+        for _ in 0..o.faults.crashes {
+            let (at, when) = (draw.below(o.size.nodes), before(&mut draw));
             self.at(when, Happening::Fault(Fault::Crash { at, silent: draw.happens(0.5) }));
             let back = when + 500 + draw.below(8_000) as u64;
             self.at(back, Happening::Fault(Fault::Restart { at }));
         }
-        for _ in 0..o.freezes {
+        for _ in 0..o.faults.freezes {
             let at = draw.below(self.machines.len());
             let ms = 200 + draw.below(6_000) as u64;
             self.at(before(&mut draw), Happening::Fault(Fault::Freeze { at, ms }));
         }
-        for _ in 0..o.grays {
-            let at = draw.below(o.nodes);
+        for _ in 0..o.faults.grays {
+            let at = draw.below(o.size.nodes);
             self.at(before(&mut draw), Happening::Fault(Fault::Slow { at, times: 20 }));
         }
-        for _ in 0..o.partitions {
+        for _ in 0..o.faults.partitions {
             let inside = draw.next_u64();
-            let one_way = draw.happens(o.one_way);
+            let one_way = draw.happens(o.faults.one_way);
             let outward = draw.happens(0.5);
             let cut = Fault::Cut { inside, outward: outward || !one_way, inward: !outward || !one_way };
             self.at(before(&mut draw), Happening::Fault(cut));
         }
-        for at in o.nodes..self.machines.len() {
-            for _ in 0..o.conversations {
-                let history = (0..o.tokens.0).map(|_| draw.below(50_000) as u32).collect();
-                let turn = Turn { history, left: o.turns - 1, must: 0 };
+        for at in o.size.nodes..self.machines.len() {
+            for _ in 0..o.demand.conversations {
+                let history = (0..o.demand.tokens.0).map(|_| draw.below(50_000) as u32).collect();
+                let turn = Turn { history, left: o.demand.turns - 1, must: 0 };
                 let when = 3_000 + draw.below(o.heal_ms as usize) as u64;
                 self.at(when, Happening::Ask { at, turn: Box::new(turn) });
             }

@@ -27,13 +27,14 @@ impl Requester<'_> {
         machine.view.expire(now);
         let shape = Shape {
             prompt_tokens: history.len() as u32,
-            output_tokens: self.swarm.options.tokens.1,
+            output_tokens: self.swarm.options.demand.tokens.1,
             prefill_chunk: history.len() as u32,
             activation_bytes: 4_352,
         };
         let mut request = Request::new(id(at), shape);
         request.seed = mix(self.swarm.sessions << 8 | u64::from(seed));
-        request.policy.boomerang = self.swarm.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
+        request.policy.boomerang =
+            self.swarm.options.routing.boomerang.then_some(Boomerang { head: 1, tail: 1 });
         request.policy.deny.extend(deny);
         let view = &machine.view;
         let announced = |node: NodeId| {
@@ -45,22 +46,22 @@ impl Requester<'_> {
         }
         // Its own ends are not a matter of choice.
         request.policy.deny.remove(&id(at));
-        let snapshot = view.snapshot(ModelId::default(), self.swarm.options.layers, id(at)).ok()?;
+        let snapshot = view.snapshot(ModelId::default(), self.swarm.options.size.layers, id(at)).ok()?;
         machine.asker.router.prepare(&snapshot, &request).ok()?;
         let pipeline = machine.asker.router.route(&snapshot, &request).ok()?.pipeline;
         // Who stands by need not have been looked at.
         request.policy.allow = None;
         let ends = [pipeline.segments().first(), pipeline.segments().last()];
         let home = ends.iter().flatten().all(|segment| segment.node == id(at));
-        self.swarm
-            .checks
-            .that(home || !self.swarm.options.boomerang, || format!("an end of {pipeline:?} is not at {at}"));
-        let shadows = match self.swarm.options.shadows {
+        self.swarm.checks.that(home || !self.swarm.options.routing.boomerang, || {
+            format!("an end of {pipeline:?} is not at {at}")
+        });
+        let shadows = match self.swarm.options.routing.shadows {
             true => standby::shadows(&snapshot, &request, &pipeline),
             false => vec![None; pipeline.segments().len()],
         };
         let covers = standby::covers(&snapshot, &request, &pipeline);
-        Some((pipeline, Standbys { shadows, lazy: self.swarm.options.lazy, covers }))
+        Some((pipeline, Standbys { shadows, lazy: self.swarm.options.routing.lazy, covers }))
     }
 
     /// Whether a request of this machine could be served if everybody knew everything.
@@ -76,9 +77,10 @@ impl Requester<'_> {
         let ways = pairs.map(|(i, j)| self.swarm.net.way_ms(i, j, |_| true).unwrap_or(f64::INFINITY));
         let links = Links::Matrix(ways.collect());
         let truth =
-            Snapshot::new(ModelId::default(), self.swarm.options.layers, None, hosts.collect(), &links);
+            Snapshot::new(ModelId::default(), self.swarm.options.size.layers, None, hosts.collect(), &links);
         let mut request = Request::new(id(at), Shape::ONE_TOKEN);
-        request.policy.boomerang = self.swarm.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
+        request.policy.boomerang =
+            self.swarm.options.routing.boomerang.then_some(Boomerang { head: 1, tail: 1 });
         truth.is_ok_and(|truth| route::route(&truth, &request).is_ok())
     }
 

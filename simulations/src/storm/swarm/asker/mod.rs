@@ -116,18 +116,18 @@ impl Requester<'_> {
         let at = self.here;
         self.swarm.sessions += 1;
         let id = SessionId::numbered(self.swarm.sessions);
-        let wanted = self.swarm.options.tokens.1;
+        let wanted = self.swarm.options.demand.tokens.1;
         let now = self.swarm.local(at);
         let prompt = turn.history.len();
         let rtt = self.swarm.net.rtt_p99_ms();
         let (session, actions) = Session::start(id, now, prompt as u32, wanted, pipeline, standbys, rtt);
-        let cancels = self.swarm.chance.happens(self.swarm.options.cancels) && turn.must == 0;
+        let cancels = self.swarm.chance.happens(self.swarm.options.demand.cancels) && turn.must == 0;
         let live = Live {
             session,
             prompt,
             tokens: turn.history.clone(),
             draft: Vec::new(),
-            expected: reference(&turn.history, wanted, self.swarm.options.layers),
+            expected: reference(&turn.history, wanted, self.swarm.options.size.layers),
             log: BTreeMap::new(),
             shadows: BTreeMap::new(),
             looks,
@@ -244,11 +244,11 @@ impl Requester<'_> {
     ) {
         let at = self.here;
         let to = index(segment.node);
-        let end = segment.layers.start() == 0 || segment.layers.end() == self.swarm.options.layers;
-        let abroad = self.swarm.options.boomerang && end && to != at;
+        let end = segment.layers.start() == 0 || segment.layers.end() == self.swarm.options.size.layers;
+        let abroad = self.swarm.options.routing.boomerang && end && to != at;
         self.swarm.checks.that(!abroad, || format!("{} of {id:?} is leased to {to}", segment.layers));
         let Some(live) = self.swarm.machines[at].asker.live.get(&id) else { return };
-        let positions = live.prompt as u32 + self.swarm.options.tokens.1;
+        let positions = live.prompt as u32 + self.swarm.options.demand.tokens.1;
         let lease = Lease {
             session: id,
             requester: at,
@@ -284,7 +284,7 @@ impl Requester<'_> {
         let at = self.here;
         let Some(live) = self.swarm.machines[at].asker.live.remove(&id) else { return };
         let now = self.swarm.local(at);
-        let whole = live.tokens.len() == live.prompt + self.swarm.options.tokens.1 as usize;
+        let whole = live.tokens.len() == live.prompt + self.swarm.options.demand.tokens.1 as usize;
         self.swarm
             .checks
             .that(whole == (end == End::Length), || format!("{id:?} ended by {end:?}, whole: {whole}"));
@@ -301,7 +301,7 @@ impl Requester<'_> {
                 self.swarm.report.requests.1 += 1;
                 self.swarm.report.stalls_ms.push(live.stall);
                 for node in live.session.segments().map(|segment| segment.node) {
-                    let tokens = u64::from(self.swarm.options.tokens.1);
+                    let tokens = u64::from(self.swarm.options.demand.tokens.1);
                     self.experience(node, now, Outcome::Verified { tokens });
                 }
             }
@@ -310,7 +310,8 @@ impl Requester<'_> {
         }
         if live.turn.left > 0 && whole {
             let mut history = live.tokens;
-            let said = (0..self.swarm.options.tokens.0).map(|_| self.swarm.chance.below(50_000) as u32);
+            let said =
+                (0..self.swarm.options.demand.tokens.0).map(|_| self.swarm.chance.below(50_000) as u32);
             history.extend(said);
             let turn = Turn { history, left: live.turn.left - 1, must: 0 };
             let think = 200 + self.swarm.chance.below(2_000) as u64;
