@@ -19,12 +19,12 @@ use futures::{
 use serde_json::{Value, json};
 
 use crate::{
-    App,
+    App, Inference,
     calls::{Parsed, Parser, ToolCall},
     error::ApiError,
     inference::{
-        Done, Event, Failure, Finish, Format, GenerateRequest, Generation, Plan, Prompt, PromptToken, Report,
-        TokenLogprobs, Usage,
+        Done, Event, Failure, Finish, Format, GenerateRequest, Generation, ModelInfo, Plan, Prompt,
+        PromptToken, Report, TokenLogprobs, Usage,
     },
     keys::{self, Account},
     queue::Place,
@@ -121,18 +121,8 @@ pub(crate) async fn begin_all(
     let Some(first) = requests.first() else {
         return Err(ApiError::field("prompt", "must not be empty"));
     };
-    let drawn = |request: &GenerateRequest, seed: Option<u64>, index: usize| GenerateRequest {
-        seed: seed.map(|seed| seed.wrapping_add(index as u64)),
-        show_special: !offer.names.is_empty() || form.is_some(),
-        // What is said about the answer as a whole stands above what is said about calls in it.
-        format: match (&request.format, &offer.free) {
-            (Format::Text, Some(calls)) => calls.clone(),
-            (asked, _) => asked.clone(),
-        },
-        ..request.clone()
-    };
     let asked = Instant::now();
-    let drawn_first = drawn(first, first.seed, 0);
+    let drawn_first = drawn(first, first.seed, offer, form);
     let form_asked = drawn_first.format.clone();
     let generation = app.inference.generate(drawn_first).await;
     let generation = generation.map_err(|failure| offer.blame(&form_asked, failure))?;
@@ -146,7 +136,8 @@ pub(crate) async fn begin_all(
     let read = pieces(app, generation, (offer, &form_asked), form, (asked, account.clone()));
     all.push(read.map(|piece| (0, piece)).boxed());
     for choice in 1..choices {
-        let request = drawn(&requests[choice / n], Some(seed), choice % n);
+        let seed = seed.wrapping_add((choice % n) as u64);
+        let request = drawn(&requests[choice / n], Some(seed), offer, form);
         let (app, offer, account) = (app.clone(), offer.clone(), account.clone());
         let begun = stream::once(async move {
             let (asked, form_asked) = (Instant::now(), request.format.clone());
@@ -195,10 +186,37 @@ fn pieces(
             counted.token(asked, last.replace(now), now);
         }
     });
-    let parser = Parser::new(offer.names.clone(), generation.plan.seed);
-    let parser = parser.expecting(offer.single, offer.forced.is_some());
-    let splitter = Splitter::new(form, form.is_some() && generation.plan.reasoning);
-    cut(events, Reader { splitter, parser, reasoning_tokens: 0 }, generation.plan)
+    cut(events, Reader::new(offer, form, &generation.plan), generation.plan)
+}
+
+/// One answer outside of HTTP: nothing is counted, no place is taken.
+pub(crate) async fn read(
+    inference: &dyn Inference,
+    request: GenerateRequest,
+    offer: &Offer,
+) -> Result<(Plan, BoxStream<'static, Piece>), Failure> {
+    let models = inference.models();
+    let named = |model: &&ModelInfo| request.model.as_ref().is_none_or(|name| *name == model.name);
+    let template = models.iter().find(named).and_then(|model| model.template.as_deref());
+    let form = template.filter(|_| request.format == Format::Text).and_then(Form::of);
+    let generation = inference.generate(drawn(&request, request.seed, offer, form)).await?;
+    let plan = generation.plan.clone();
+    let reader = Reader::new(offer, form, &plan);
+    Ok((plan, cut(generation.events, reader, generation.plan).boxed()))
+}
+
+/// `request` with a seed, as an answer that is read for calls of the tools of `offer` and reasoning in `form` needs it.
+fn drawn(request: &GenerateRequest, seed: Option<u64>, offer: &Offer, form: Option<Form>) -> GenerateRequest {
+    GenerateRequest {
+        seed,
+        show_special: !offer.names.is_empty() || form.is_some(),
+        // What is said about the answer as a whole stands above what is said about calls in it.
+        format: match (&request.format, &offer.free) {
+            (Format::Text, Some(calls)) => calls.clone(),
+            (asked, _) => asked.clone(),
+        },
+        ..request.clone()
+    }
 }
 
 /// Keeps the places until the stream is dropped.
@@ -223,6 +241,13 @@ enum Part {
 }
 
 impl Reader {
+    fn new(offer: &Offer, form: Option<Form>, plan: &Plan) -> Self {
+        let parser = Parser::new(offer.names.clone(), plan.seed);
+        let parser = parser.expecting(offer.single, offer.forced.is_some());
+        let splitter = Splitter::new(form, form.is_some() && plan.reasoning);
+        Self { splitter, parser, reasoning_tokens: 0 }
+    }
+
     fn read(&mut self, told: Vec<Told>) -> Vec<Part> {
         let mut parts = Vec::new();
         for piece in told {

@@ -25,6 +25,7 @@
 //! hold together (connections, bodies, answers) at the [`doors`].
 #![forbid(unsafe_code)]
 
+pub mod agent;
 mod answer;
 mod anthropic;
 mod body;

@@ -30,7 +30,7 @@ pub const MAX_LINE: usize = 1 << 20;
 /// Most calls under way.
 pub const MAX_CALLS: usize = 16;
 /// The version that is spoken here.
-const VERSION: &str = "2025-06-18";
+pub const VERSION: &str = "2025-06-18";
 /// Most tokens of an answer for which the caller names no number.
 const USUAL_TOKENS: usize = 512;
 

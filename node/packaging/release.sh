@@ -14,7 +14,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 binary=${2:-}
 if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --locked --package shoal-node --features otlp)
+    (cd "$root" && SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features otlp)
     binary=${CARGO_TARGET_DIR:-$root/target}/release/shoal
 fi
 [ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp"

@@ -157,6 +157,7 @@ Examples:
 Examples:
   shoal chat
   shoal chat --model llama.gguf --system \"Answer in one sentence\" --temperature 0.7
+  shoal chat --mcp \"shoal mcp --via local\"      the model may call that server's tools; you confirm each call
   printf 'Tell me a story about an owl\\nWho was in it?\\n' | shoal chat --json"
     )]
     Chat(ChatArgs),

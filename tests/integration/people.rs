@@ -54,6 +54,53 @@ fn tools_of_the_model_context_protocol_answer_as_the_command_does() {
     assert!(answers[2]["result"]["content"][0]["text"].as_str().unwrap().contains("minnow"));
 }
 
+/// A server of the Model Context Protocol in a few lines of shell: one tool, which says how often it was asked.
+const LANTERN: &str = r#"
+asked=0
+while read -r line; do
+    case $line in *'"id"'*) asked=$((asked + 1)) ;; esac
+    case $line in
+    *'"initialize"'*) said='{"protocolVersion":"2025-06-18","capabilities":{"tools":{}}}' ;;
+    *'"tools/list"'*) said='{"tools":[{"name":"light","description":"Lights the lantern","inputSchema":{"type":"object"}}]}' ;;
+    *'"tools/call"'*) said='{"content":[{"type":"text","text":"lit, '$asked'"}]}' ;;
+    *) continue ;;
+    esac
+    echo '{"jsonrpc":"2.0","id":'$asked',"result":'$said'}'
+done
+"#;
+
+#[test]
+fn a_conversation_calls_tools_that_the_user_confirms() {
+    let shoal = Shoal::new();
+    let file = shoal.home().join("lantern.sh");
+    fs::write(&file, LANTERN).expect("a file");
+    let server = format!("sh '{}'", file.display());
+    let typed = "/tool light Is it dark?\ny\n/tool light Again\nno\n/tool knife Cut\n";
+    let output = shoal.run_with(["chat", "--json", "-n", "40", "--mcp", &server], typed);
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).collect::<Vec<_>>();
+    let (calls, results) = (of("tool_call"), of("tool_result"));
+    assert!(calls.len() >= 2 && calls.len() == results.len(), "{said}");
+    assert_eq!((&calls[0]["name"], &calls[0]["arguments"]), (&json!("light"), &json!({})), "{said}");
+    assert_eq!(calls[0]["server"], server);
+    assert_ne!(calls[0]["id"], calls[1]["id"], "{said}");
+    assert_eq!(results[0]["content"], "lit, 3", "{said}");
+    assert!(results[1..].iter().any(|result| result["content"] == "The user declined this call."), "{said}");
+    // After a call the model answers; what names no tool of the server is no question.
+    let ends: Vec<&Value> = of("done").iter().map(|event| &event["finish_reason"]).collect();
+    assert_eq!(ends[0], "tool_calls");
+    assert!(ends.iter().any(|end| *end != "tool_calls"), "{said}");
+    assert!(of("error")[0]["message"].as_str().expect("why").contains("knife"), "{said}");
+    assert!(!output.status.success() && errors.contains("not every message was answered"), "{errors}");
+    let (_, errors) = shoal.fails(["chat", "--mcp", "true"], "Hello\n");
+    assert!(errors.contains("the tools of `true`"), "{errors}");
+    let twice = ["chat", "--mcp", &server, "--mcp", &server];
+    let (_, errors) = shoal.fails(twice, "Hello\n");
+    assert!(errors.contains("both have a tool"), "{errors}");
+    shoal.fails(["chat", "--mcp", &server, "--logprobs", "1"], "Hello\n");
+}
+
 /// Keys as commands; what a server makes of them is tested where it is.
 #[test]
 fn a_key_is_shown_once_and_taken_back() {

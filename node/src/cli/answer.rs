@@ -69,6 +69,10 @@ pub struct ChatArgs {
     /// A system message put before the conversation
     #[arg(long)]
     pub system: Option<String>,
+    /// Offer the model the tools of this server of the Model Context Protocol, a command that speaks it over standard input
+    /// and output (repeatable); each call is shown, and happens if you say so
+    #[arg(long, value_name = "COMMAND")]
+    pub mcp: Vec<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub answer: AnswerArgs,

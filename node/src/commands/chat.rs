@@ -1,5 +1,8 @@
 //! `shoal chat`: a conversation whose history stays computed, in this process or by the running node and its swarm.
 
+mod mcp_client;
+mod tools;
+
 use std::{
     io::{self, BufRead, IsTerminal},
     ops::ControlFlow,
@@ -10,6 +13,8 @@ use api::choice::Mode;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
+
+use tools::Agent;
 
 use super::{
     consent, request,
@@ -30,6 +35,8 @@ use crate::{
 const HELP: &str = "\
 /reset          forget the conversation
 /system TEXT    set the system message and forget the conversation
+/tools          the tools that the model may call (--mcp)
+/tool NAME TEXT say TEXT, and let the answer begin with a call of that tool
 /stats          how fast the last answer was and how much is kept
 /help           this list
 /quit           leave (also Ctrl-D)";
@@ -39,6 +46,24 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
     let mut lines = Lines::new()?;
     let model;
     let answers = match node(&args.answer, args.json)? {
+        home if !args.mcp.is_empty() => {
+            output::catch_interrupt()?;
+            match &home {
+                Some(home) => {
+                    consent::before_strangers(
+                        home,
+                        args.answer.route.mode.unwrap_or(Mode::Boomerang),
+                        args.json,
+                    )?;
+                }
+                None => obtain_model(&mut args.answer, args.json)?,
+            }
+            let agent = Agent::start(&args.mcp, &args.answer, home.as_deref())?;
+            if lines.interactive() {
+                eprintln!("{}\n/help lists the commands.", agent.listed());
+            }
+            Answers::Agent(Box::new(agent))
+        }
         Some(home) => {
             consent::before_strangers(&home, args.answer.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
             if lines.interactive() {
@@ -62,7 +87,7 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
     output::catch_interrupt()?;
     let mut chat = Chat::new(answers, args);
     while let Some(line) = lines.next()? {
-        if chat.turn(line.trim())?.is_break() {
+        if chat.turn(line.trim(), &mut lines)?.is_break() {
             break;
         }
     }
@@ -76,6 +101,8 @@ enum Answers<'a> {
     Here(&'a Model, Box<Session>),
     /// The running node and its swarm, which keep what they computed.
     Node(Asker),
+    /// Either of them, with tools.
+    Agent(Box<Agent>),
 }
 
 /// A way to the running node.
@@ -124,12 +151,17 @@ impl<'a> Chat<'a> {
         self.messages = system.map(|text| json!({"role": "system", "content": text})).into_iter().collect();
     }
 
-    fn turn(&mut self, line: &str) -> Result<ControlFlow<()>> {
-        if let Some(command) = line.strip_prefix('/') {
+    fn turn(&mut self, line: &str, lines: &mut Lines) -> Result<ControlFlow<()>> {
+        if let Some(asked) = line.strip_prefix("/tool ") {
+            let (tool, text) = asked.trim().split_once(' ').unwrap_or((asked.trim(), ""));
+            match &self.answers {
+                Answers::Agent(_) => self.answer(text.trim(), Some(tool), lines)?,
+                _ => eprintln!("no tools are here; start with --mcp COMMAND"),
+            }
+        } else if let Some(command) = line.strip_prefix('/') {
             return Ok(self.command(command));
-        }
-        if !line.is_empty() {
-            self.answer(line)?;
+        } else if !line.is_empty() {
+            self.answer(line, None, lines)?;
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -149,10 +181,14 @@ impl<'a> Chat<'a> {
                         let bytes = output::human_bytes(session.kv_bytes() as u64);
                         format!("; {} positions kept in {bytes}", session.len())
                     }
-                    Answers::Node(_) => String::new(),
+                    Answers::Node(_) | Answers::Agent(_) => String::new(),
                 };
                 eprintln!("{}{kept}", self.stats);
             }
+            "tools" => match &self.answers {
+                Answers::Agent(agent) => eprintln!("{}", agent.listed()),
+                _ => eprintln!("no tools are here; start with --mcp COMMAND"),
+            },
             "help" | "?" => eprintln!("{HELP}"),
             _ => eprintln!("no command /{word}; /help lists them"),
         }
@@ -160,11 +196,12 @@ impl<'a> Chat<'a> {
     }
 
     /// A failed answer leaves the conversation as it was before the message.
-    fn answer(&mut self, line: &str) -> Result<()> {
+    fn answer(&mut self, line: &str, demanded: Option<&str>, lines: &mut Lines) -> Result<()> {
+        let before = self.messages.len();
         self.messages.push(json!({"role": "user", "content": line}));
-        let result = self.generate();
+        let result = self.generate(demanded, lines);
         if result.is_err() {
-            self.messages.pop();
+            self.messages.truncate(before);
         }
         match result {
             // The node has cancelled it; what it said is on the screen.
@@ -182,10 +219,14 @@ impl<'a> Chat<'a> {
         }
     }
 
-    fn generate(&mut self) -> Result<()> {
+    fn generate(&mut self, demanded: Option<&str>, lines: &mut Lines) -> Result<()> {
         output::clear_interrupt();
         let (stats, text) = match &mut self.answers {
             Answers::Here(model, session) => here(model, session, &self.args, &self.messages)?,
+            Answers::Agent(agent) => {
+                self.stats = agent.answer(&self.args, &mut self.messages, demanded, lines)?;
+                return Ok(());
+            }
             Answers::Node(asker) => {
                 let report = asker.answer(&self.args, &self.messages)?;
                 let kept = report.timing.as_ref().map_or(0, |timing| timing.cached_tokens);
@@ -247,6 +288,24 @@ impl Lines {
 
     fn interactive(&self) -> bool {
         matches!(self, Self::Editor(_))
+    }
+
+    /// Whether the user says yes to `question`, which a program that reads JSON has got as an event.
+    fn agrees(&mut self, question: &str, json: bool) -> Result<bool> {
+        let said = match self {
+            Self::Editor(editor) => match editor.readline(question) {
+                Ok(said) => said,
+                Err(ReadlineError::Interrupted | ReadlineError::Eof) => return Ok(false),
+                Err(e) => return Err(Error::Io(io::Error::other(e))),
+            },
+            Self::Plain => {
+                if !json {
+                    eprintln!("{question}");
+                }
+                self.next()?.unwrap_or_default()
+            }
+        };
+        Ok(matches!(said.trim().to_lowercase().as_str(), "y" | "yes"))
     }
 
     fn next(&mut self) -> Result<Option<String>> {

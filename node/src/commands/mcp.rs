@@ -19,7 +19,7 @@ use tokio::{
 use super::obtain;
 use crate::{
     Error, Result,
-    cli::{McpArgs, swarm::Via},
+    cli::{EngineArgs, McpArgs, swarm::Via},
     control,
     inference::{
         local::confined::Confined,
@@ -53,25 +53,33 @@ pub(super) fn run(mut args: McpArgs) -> Result<()> {
         args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
-        let inference: Arc<dyn Inference> = if swarm {
-            let preferences = Preferences {
-                trusted: Default::default(),
-                mode: None::<Mode>,
-                draft: Draft::default(),
-                wire: args.wire.choice(),
-                home: home.clone(),
-            };
-            Swarmed::start(Door::Socket(home.clone()), preferences)
-        } else {
-            let alone = Confined::start(&args.engine, KV_BYTES, Draft::default(), Governor::default())?;
-            while alone.loaded().is_none() {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-            }
-            alone
-        };
-        serve(inference).await
-    })
+    let preferences = swarm.then(|| Preferences {
+        trusted: Default::default(),
+        mode: None::<Mode>,
+        draft: Draft::default(),
+        wire: args.wire.choice(),
+        home: home.clone(),
+    });
+    runtime.block_on(async { serve(inference(&args.engine, &Draft::default(), preferences).await?).await })
+}
+
+/// What answers: the node whose home `swarm` names and its swarm, else a process of this command.
+///
+/// # Errors
+/// When that process cannot be started.
+pub(super) async fn inference(
+    engine: &EngineArgs,
+    draft: &Draft,
+    swarm: Option<Preferences>,
+) -> Result<Arc<dyn Inference>> {
+    if let Some(preferences) = swarm {
+        return Ok(Swarmed::start(Door::Socket(preferences.home.clone()), preferences));
+    }
+    let alone = Confined::start(engine, KV_BYTES, draft.clone(), Governor::default())?;
+    while alone.loaded().is_none() {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    Ok(alone)
 }
 
 /// Carries standard input and output, which only threads can wait for, to the protocol and back. The thread that reads ends

@@ -42,7 +42,12 @@ use shard::sample::SamplingParams;
 pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(mut args) => match run::begins_a_conversation(&mut args)? {
-            true => chat::run(ChatArgs { system: args.system, answer: args.answer, json: args.json }),
+            true => chat::run(ChatArgs {
+                system: args.system,
+                mcp: Vec::new(),
+                answer: args.answer,
+                json: args.json,
+            }),
             false => run::run(args),
         },
         Command::Demo(args) => swarm::demo(args),

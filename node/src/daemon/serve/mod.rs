@@ -19,7 +19,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use api::inference::ModelInfo;
 use p2p::{Events, Permit};
-use scheduler::{LayerRange, Millis, ModelId, NodeId, SessionId, governor::Resource, place::Room};
+use scheduler::{LayerRange, Millis, NodeId, SessionId, governor::Resource, place::Room};
 use tokio::sync::{mpsc, watch};
 
 pub use self::workers::MOST_BESIDE;
