@@ -208,7 +208,8 @@ fn said(result: &Value) -> String {
         text = result["structuredContent"].to_string();
     }
     if text.len() > MAX_RESULT_BYTES {
-        text.truncate(text.floor_char_boundary(MAX_RESULT_BYTES));
+        let end = (0..=MAX_RESULT_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        text.truncate(end);
         text += "\n[cut]";
     }
     if result["isError"] == true { format!("Error: {text}") } else { text }
