@@ -28,6 +28,7 @@ mod split;
 pub mod stand;
 mod widen;
 mod widest;
+mod worth;
 
 use crate::{LayerRange, NodeId, Pipeline, Segment};
 

@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Ground, MIN_GAIN, Pace, Room, Site, goodput_tps, place, widen};
+use super::{Ground, MIN_GAIN, Pace, Room, Site, goodput_tps, place, widen, worth::Worth};
 use crate::cluster::{MEMBERS, partition};
 use crate::coordinate::Coordinate;
 use crate::holders;
@@ -104,29 +104,6 @@ impl Advised {
         let all = || self.moves.iter().map(|segment| segment.node).zip(&self.regions);
         let region = all().find(|(id, _)| *id == node).map(|(_, region)| region);
         all().filter(|(_, other)| Some(*other) == region).map(|(id, _)| id).collect()
-    }
-}
-
-/// What holdings are worth: tokens per second, layers that have a holder, and those that have one only.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Worth {
-    tps: f64,
-    covered: usize,
-    alone: usize,
-}
-
-impl Worth {
-    /// Whether it serves faster, or as fast and more layers outlive the loss of a node.
-    fn is_above(&self, other: &Self) -> bool {
-        let as_fast = self.tps == other.tps;
-        self.tps > other.tps * (1.0 + 1e-9)
-            || as_fast && self.covered > other.covered
-            || as_fast && self.secures(other)
-    }
-
-    /// Whether fewer layers depend on one node, and none was lost for that.
-    fn secures(&self, other: &Self) -> bool {
-        self.covered == other.covered && self.alone < other.alone
     }
 }
 
