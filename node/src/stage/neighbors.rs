@@ -6,7 +6,7 @@
 //! from then on takes that. What was lost meanwhile the requester sends again.
 //!
 //! The other way round a stage that nothing comes to tells the requester how far its inputs have come, where the requester has said that it
-//! understands that: what was sent to the stage and is lost shows there at once, whoever sent it.
+//! understands that: what was sent to the stage and is lost shows there at once, no matter which node sent it.
 //!
 //! Limits: only a stage asks, never one that follows; a session that moves faster than [`QUIET`] a step is never asked about.
 
