@@ -5,6 +5,7 @@ pub mod api;
 mod choice;
 mod key;
 mod model;
+pub(crate) mod nearest;
 pub mod operate;
 pub mod swarm;
 mod tools;

@@ -36,7 +36,10 @@ use clap::{
 use serde_json::{Value, json};
 use toml::Table;
 
-use crate::{Error, Result, cli::Cli};
+use crate::{
+    Error, Result,
+    cli::{Cli, nearest},
+};
 use words::{NEVER, SHARED, TABLES};
 
 /// A file that is larger is something else.
@@ -498,7 +501,8 @@ pub fn load(place: &Place) -> Result<Values> {
 /// Those of [`load`].
 pub fn command_line(argv: &[OsString]) -> Result<Cli> {
     let values = if reads_no_file(argv) { Values::new() } else { load(&place_here(named(argv)))? };
-    let matches = matches(argv, &values).unwrap_or_else(|e| e.exit());
+    let matches = matches(argv, &values);
+    let matches = matches.unwrap_or_else(|e| nearest::suggest(e, &Cli::command(), argv).exit());
     if let Some([home]) = values.get("home").map(Vec::as_slice)
         && env::var_os("SHOAL_HOME").is_none()
     {

@@ -454,21 +454,21 @@ mod tests {
     fn a_layer_of_one_holder_gets_a_spare_one_where_that_costs_nothing() {
         let member = |start, end| (set(start, end), 1.0, Some(Room::of_layers(3)));
         let fixed = |start, end| (set(start, end), 1.0, None);
-        let members = [member(1, 4), fixed(1, 4), fixed(1, 4), fixed(4, 7)];
-        // Whoever passes 4..7 needs the fourth, so a second chain would end there too.
+        let members = [fixed(1, 4), fixed(1, 4), member(1, 4), fixed(4, 7)];
+        // All that pass 4..7 need the fourth, so a second chain would end there too.
         let one_at_a_time = |members: &[(LayerSet, f64, Option<Room>)]| {
             let mut stand = stand(None, 8, members, |_, _| 0.0);
             stand.concurrency = 1.0;
             stand.advise(&Advised::default())
         };
         let advised = one_at_a_time(&members);
-        assert_eq!(advised.moves, [Segment { node: node(1), layers: LayerRange::new(4, 7).unwrap() }]);
+        assert_eq!(advised.moves, [Segment { node: node(3), layers: LayerRange::new(4, 7).unwrap() }]);
         assert!(advised.secures && advised.advised_tps == advised.present_tps, "{advised:?}");
         // With two holders everywhere no node moves; and what a node alone holds it does not leave.
-        let twice = [member(1, 4), fixed(1, 4), fixed(4, 7), fixed(4, 7)];
+        let twice = [fixed(1, 4), member(1, 4), fixed(4, 7), fixed(4, 7)];
         let advised = one_at_a_time(&twice);
         assert!(advised.moves.is_empty() && !advised.secures, "{advised:?}");
-        let alone = [member(1, 4), fixed(1, 3), fixed(4, 7)];
+        let alone = [fixed(1, 3), member(1, 4), fixed(4, 7)];
         assert_eq!(one_at_a_time(&alone).moves, []);
     }
 
@@ -529,10 +529,9 @@ mod tests {
         let city = |at: usize| at / 2;
         let hop = |i: usize, j: usize| if city(i) == city(j) { 1.0 } else { 80.0 };
         let few = stand(None, 8, &members, hop).advise(&Advised::default());
-        assert!(
-            few.advised_tps > 5.0 * few.present_tps && few.moves.len() == 1,
-            "one city is enough: {few:?}"
-        );
+        assert!(few.advised_tps > 5.0 * few.present_tps, "{few:?}");
+        // One city is enough for the speed; the other follows, so that no layer is left with one holder.
+        assert_eq!(few.moves.len(), 2, "{few:?}");
         // So many that both chains are in use, each of them limited by the way.
         let many = Stand { concurrency: 30.0, ..stand(None, 8, &members, hop) }.advise(&Advised::default());
         assert!(many.advised_tps > MIN_GAIN * many.present_tps, "{many:?}");
