@@ -5,7 +5,7 @@
 //! Limits: a message has at most [`MAX_LINE`] bytes; a server that writes a longer one, or none in time, has failed.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     thread,
@@ -143,10 +143,14 @@ impl Client {
     }
 
     fn say(&mut self, message: &Value) -> std::result::Result<(), String> {
-        let Some(input) = &mut self.input else { return Err("its program has ended".into()) };
+        let ended = || "its program has ended".to_owned();
+        let input = self.input.as_mut().ok_or_else(ended)?;
         let line = format!("{message}\n");
         let written = input.write_all(line.as_bytes()).and_then(|()| input.flush());
-        written.map_err(|error| format!("its program does not listen: {error}"))
+        written.map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe => ended(),
+            _ => format!("its program does not listen: {error}"),
+        })
     }
 }
 
