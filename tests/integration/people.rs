@@ -76,7 +76,7 @@ fn a_conversation_calls_tools_that_the_user_confirms() {
     fs::write(&file, LANTERN).expect("a file");
     let server = format!("sh '{}'", file.display());
     let typed = "/tool light Is it dark?\ny\n/tool light Again\nno\n/tool knife Cut\n";
-    let output = shoal.run_with(["chat", "--json", "-n", "40", "--mcp", &server], typed);
+    let output = shoal.run_with(["chat", "--json", "--via", "auto", "-n", "40", "--mcp", &server], typed);
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).collect::<Vec<_>>();

@@ -14,8 +14,8 @@ use tokio::runtime::Runtime;
 use super::{Lines, mcp_client::Client};
 use crate::{
     Error, Result,
-    cli::{AnswerArgs, ChatArgs},
-    commands::{mcp, request},
+    cli::{AnswerArgs, ChatArgs, swarm::Via},
+    commands::{mcp, request, swarm::remote},
     inference::swarm::Preferences,
     library, output,
 };
@@ -31,6 +31,8 @@ pub(super) struct Agent {
     owners: HashMap<String, usize>,
     servers: Vec<Client>,
     answers: u64,
+    /// Whether the node and its swarm answer.
+    by_node: bool,
     // Last: what is above ends within it.
     runtime: Runtime,
 }
@@ -75,7 +77,7 @@ impl Agent {
             home: home.to_path_buf(),
         });
         let inference = runtime.block_on(mcp::inference(&args.engine, &args.sampling.draft, preferences))?;
-        Ok(Self { inference, toolbox, owners, servers, answers: 0, runtime })
+        Ok(Self { inference, toolbox, owners, servers, answers: 0, by_node: home.is_some(), runtime })
     }
 
     /// The tools, one per line, for people.
@@ -134,7 +136,7 @@ impl Agent {
     fn turn(&mut self, args: &ChatArgs, messages: &[Value], toolbox: &Toolbox) -> Result<Turn> {
         self.answers += 1;
         let id = format!("chat-{}-{}", std::process::id(), self.answers);
-        let mut request = question(id, &args.answer, json!(messages), toolbox.listed())?;
+        let mut request = question(id, &args.answer, self.by_node, json!(messages), toolbox.listed())?;
         // Names of calls follow from the seed, and a conversation wants each of its own.
         request.seed = request.seed.map(|seed| seed.wrapping_add(self.answers - 1));
         let mut failure = None;
@@ -158,7 +160,7 @@ impl Agent {
                 turn = agent::turn(&*self.inference, request, toolbox, &mut show) => {
                     turn.map_err(|failure| Error::Failed(failure.to_string()))
                 }
-                () = interrupted() => Err(Error::Interrupted),
+                () = remote::interrupted() => Err(Error::Interrupted),
             }
         });
         if let Some(error) = failure {
@@ -216,18 +218,18 @@ fn first_line(result: &str) -> String {
     }
 }
 
-async fn interrupted() {
-    while !output::interrupted() {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
-}
-
 /// The request for the next answer of a conversation.
-fn question(id: String, args: &AnswerArgs, messages: Value, tools: Option<Value>) -> Result<GenerateRequest> {
+fn question(
+    id: String,
+    args: &AnswerArgs,
+    by_node: bool,
+    messages: Value,
+    tools: Option<Value>,
+) -> Result<GenerateRequest> {
     let asked = request(Vec::new(), &args.sampling)?;
     let by = asked.sampling;
-    let named =
-        args.engine.model != library::DEFAULT_MODEL && !matches!(args.via, crate::cli::swarm::Via::Local);
+    // A process of this command has one model, the one it was started with.
+    let named = by_node && args.engine.model != library::DEFAULT_MODEL;
     Ok(GenerateRequest {
         id,
         model: named.then(|| args.engine.model.clone()),
@@ -249,10 +251,7 @@ fn question(id: String, args: &AnswerArgs, messages: Value, tools: Option<Value>
         stop: asked.stop,
         logprobs: None,
         format: Format::Text,
-        mode: args
-            .route
-            .mode
-            .or((!matches!(args.via, crate::cli::swarm::Via::Local)).then_some(Mode::Boomerang)),
+        mode: args.route.mode.or((args.via == Via::Swarm).then_some(Mode::Boomerang)),
         guard: Guard { verify: Some(args.route.verify), shadow: Some(args.route.shadow), agreed: false },
         wire: args.wire.choice(),
         session: SessionChoice {

@@ -119,7 +119,7 @@ pub fn mention_unfinished(home: &Path) {
 }
 
 /// Resolves when Ctrl-C was pressed; needs [`output::catch_interrupt`].
-async fn interrupted() {
+pub async fn interrupted() {
     while !output::interrupted() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
