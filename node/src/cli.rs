@@ -357,7 +357,8 @@ impl WireArgs {
 /// Which earlier positions a token sees, and how they are kept.
 #[derive(Debug, Clone, Args)]
 pub struct AttentionArgs {
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    /// Which earlier positions a token sees: dense, window:POSITIONS,
+    /// sparse[:window=128,sinks=1,stride=on,block=64], or h2o[:budget=2048,sinks=4,window=512], which forgets
     #[arg(id = "attention", long = "attention", value_name = "KIND", default_value_t)]
     pub kind: AttentionKind,
     /// Bits for each key and value that is kept: f16, q8 or q4; fewer take less memory and change the answer

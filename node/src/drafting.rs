@@ -12,6 +12,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use api::choice::Draft;
 use scheduler::{
+    AttentionKind,
     depth::{Depth, Odds},
     session::MAX_DRAFT,
 };
@@ -115,6 +116,8 @@ pub struct Drafting {
     guesses: Vec<Guess>,
     /// Most guesses of it.
     most: usize,
+    /// What the rows of the session see: drafts end where it could not take them back.
+    attention: AttentionKind,
     /// The tokens known and those guessed.
     text: Vec<u32>,
     tokens: Vec<u32>,
@@ -137,13 +140,20 @@ impl Drafting {
     }
 
     /// As [`Self::new`] on this machine alone, where nothing is believed of its speed.
-    pub fn alone(choice: &Draft, blueprint: &Blueprint) -> Self {
-        let mut drafting = Self::new(choice, blueprint.goes_back(), Depth::unmeasured(ROW_SHARE));
+    pub fn alone(choice: &Draft, blueprint: &Blueprint, attention: AttentionKind) -> Self {
+        let goes_back = blueprint.goes_back() && attention.goes_back();
+        let mut drafting = Self::new(choice, goes_back, Depth::unmeasured(ROW_SHARE));
+        drafting.end_within(attention);
         // Tests want every draft sent.
         if cfg!(debug_assertions) && (cfg!(test) || std::env::var_os("SHOAL_DRAFT").is_some()) {
             drafting.send_all();
         }
         drafting
+    }
+
+    /// Drafts for a session whose rows see what `attention` says: none reaches over a position where something is forgotten.
+    pub fn end_within(&mut self, attention: AttentionKind) {
+        self.attention = attention;
     }
 
     /// A draft model drafts, too, of which a guess is believed to take `share` of a step of one row.
@@ -214,7 +224,9 @@ impl Drafting {
     /// Begins a draft of what may follow `context`, as [`Self::propose`]. The draft model has `pending` tokens of the text to
     /// read before it can guess, and `left` tokens may still come: it is asked if reading pays.
     pub fn begin(&mut self, context: &[u32], certain: &[u32], most: usize, (pending, left): (usize, usize)) {
-        self.most = most.min(MAX_DRAFT as usize);
+        // The last token known is the first row of the pass.
+        let rows = self.attention.rows_taken_back(context.len().saturating_sub(1) as u64);
+        self.most = most.min(MAX_DRAFT as usize).min(usize::try_from(rows - 1).unwrap_or(usize::MAX));
         self.guesses.clear();
         self.text.clear();
         self.text.extend_from_slice(context);
@@ -444,6 +456,19 @@ mod tests {
         assert!(!drafting.wants());
         drafting.begin(&text, &[], 16, (text.len(), 1_000));
         assert!(drafting.wants());
+    }
+
+    /// What a pass forgets it cannot take back, so no draft is behind it.
+    #[test]
+    fn no_draft_reaches_over_what_is_forgotten() {
+        let mut drafting = Drafting::new(&"lookup".parse().unwrap(), false, Depth::new(100.0, 5.0));
+        drafting.send_all();
+        drafting.end_within("h2o:budget=128,sinks=0,window=16".parse().unwrap());
+        for (known, most) in [(100, 8), (125, 3), (127, 1), (128, 0), (129, 0), (130, 8), (190, 2), (192, 0)]
+        {
+            let repeats: Vec<u32> = (0..known).map(|at| at % 20).collect();
+            assert_eq!(drafting.propose(&repeats, &[], 8).len(), most, "{known} tokens are known");
+        }
     }
 
     /// At each place the best guess: what repeats is looked up, and what nothing stands for is asked.

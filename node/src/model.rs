@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::choice::Draft;
+use scheduler::AttentionKind;
 use shard::{
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
@@ -163,13 +164,14 @@ impl Model {
         Ok(())
     }
 
-    /// The model that drafts where a request says `draft`, if one does.
+    /// The model that drafts where a request says `draft`, if one does, for a session whose rows see what `attention` says.
     ///
     /// # Errors
     /// When it names a model that does not draft here.
-    pub fn drafter_for(&self, draft: &Draft) -> Result<Option<&ModelDrafter>> {
+    pub fn drafter_for(&self, draft: &Draft, attention: AttentionKind) -> Result<Option<&ModelDrafter>> {
         let Some(named) = draft.model() else {
-            let takes = *draft == Draft::Auto && self.executor.blueprint().goes_back();
+            let goes_back = self.executor.blueprint().goes_back() && attention.goes_back();
+            let takes = *draft == Draft::Auto && goes_back;
             return Ok(self.drafter.as_ref().filter(|_| takes));
         };
         let meant = |drafter: &&ModelDrafter| named == drafter.name || named == model_name(&drafter.name);

@@ -22,6 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::LayerRange;
+use crate::attention::AttentionKind;
 use crate::capability::MAX_LAYERS;
 
 /// Most work of one row in one layer: the bytes of a layer of a model of 16 TiB with one layer.
@@ -146,6 +147,21 @@ impl LayerCosts {
         bytes.fold(0, u64::saturating_add)
     }
 
+    /// The same for a session whose rows see what `attention` says: layers without a window of their own keep its budget at most,
+    /// and an eighth more for what counts how positions are used.
+    pub fn session_bytes(&self, range: LayerRange, positions: u64, attention: AttentionKind) -> u64 {
+        let Some(budget) = attention.budget() else { return self.state_bytes(range, positions) };
+        let bytes = self.of(range).iter().map(|layer| match layer.window {
+            Some(_) => layer.state_bytes(positions),
+            None => {
+                let constant = layer.state_bytes(0);
+                let kept = layer.state_bytes(positions.min(budget)) - constant;
+                constant.saturating_add(kept).saturating_add(kept.div_ceil(8))
+            }
+        });
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Bytes that the weights of `range` take in memory.
     pub fn weight_bytes(&self, range: LayerRange) -> u64 {
         self.of(range).iter().map(|layer| layer.weight_bytes).fold(0, u64::saturating_add)
@@ -200,7 +216,7 @@ pub fn agreed<'a>(claims: impl IntoIterator<Item = &'a LayerCosts>) -> Option<&'
 #[cfg(test)]
 mod tests {
     use super::{BadCosts, LayerCost, LayerCosts, MAX_FIGURE, MAX_ROW_WORK, agreed};
-    use crate::LayerRange;
+    use crate::{LayerRange, attention::AttentionKind};
 
     fn range(start: u32, end: u32) -> LayerRange {
         LayerRange::new(start, end).unwrap()
@@ -224,6 +240,10 @@ mod tests {
         assert_eq!(costs.weights(1_000), [1.64, 11.0]);
         assert_eq!(costs.weight(range(0, 2), 1_000), 12.64);
         assert_eq!(costs.state_bytes(range(0, 1), 1_000), 8_000, "pages behind a window are not freed");
+        let h2o = "h2o:budget=640,sinks=4,window=64".parse().unwrap();
+        let of = |at, kind| costs.session_bytes(range(at, at + 1), 1_000, kind);
+        assert_eq!([of(0, AttentionKind::Dense), of(1, AttentionKind::Dense)], [8_000; 2]);
+        assert_eq!([of(0, h2o), of(1, h2o)], [8_000, 640 * 9], "what was looked at least is");
     }
 
     #[test]

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn kinds_are_written_as_they_are_read() {
-        for attention in ["dense", "window:9", "sparse:window=16,sinks=9,stride=off,block=0"] {
+        for attention in ["dense", "window:9", "sparse:window=16,sinks=9,stride=off,block=0", "h2o"] {
             for cache in CacheType::ALL {
                 let kind = SessionKind { attention: attention.parse().unwrap(), cache };
                 assert_eq!(kind.to_string().parse(), Ok(kind));

@@ -1,11 +1,12 @@
 //! Measures what this machine can do at best, to hold the engine's speed against.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
-use scheduler::{AttentionKind, CacheType, SessionKind};
+use scheduler::{AttentionKind, CacheType, SessionKind, attention::H2o};
 
 use crate::{
     Error, Result,
+    executor::cpu::evicting::{Rows, look_back},
     kernels::{
         AttentionJob, Cpu, Far, KvQuarter, KvShape, QUARTER,
         attention::{
@@ -14,6 +15,7 @@ use crate::{
         },
         new_quarter, time_reads,
     },
+    state::{Evicting, LayerState, Paged},
     synthetic::Random,
 };
 
@@ -57,7 +59,8 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
     }
     let kind = session.attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
     let shape = KvShape { cache: session.cache, ..HEADS };
-    if shape.cache != CacheType::F16 && matches!(kind, AttentionKind::Sparse(_)) {
+    let evicts = matches!(kind, AttentionKind::H2o(_));
+    if shape.cache != CacheType::F16 && (evicts || matches!(kind, AttentionKind::Sparse(_))) {
         return Err(Error::invalid(format!("a cache of {} with attention {kind}: choose f16", shape.cache)));
     }
     let width = HEADS.kv_heads * HEADS.head_dim;
@@ -71,6 +74,7 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
         AttentionKind::Dense => (None, None),
         AttentionKind::Window(window) => (Some(window as usize + 1), None),
         AttentionKind::Sparse(rule) => (None, Some(rule)),
+        AttentionKind::H2o(rule) => return Ok(evicting(cpu, rule, (positions, runs), (&q, &k, &v))),
     };
     let block = rule.map_or(0, |rule| rule.block as usize);
     let mut landmarks = vec![0; positions.checked_div(block).unwrap_or(0) * landmark_len(HEADS)];
@@ -107,4 +111,49 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
         times.step_ms.push(timed(positions - 1));
     }
     Ok(times)
+}
+
+/// As [`attention`], of a session that forgets what it looks at least: all rows but the last, and then the last, what they are
+/// stored and counted for included.
+fn evicting(
+    cpu: &Cpu,
+    rule: H2o,
+    (positions, runs): (usize, usize),
+    (q, k, v): (&[f32], &[f32], &[f32]),
+) -> AttentionTimes {
+    let width = HEADS.kv_heads * HEADS.head_dim;
+    let mut out = vec![0.0; positions * width];
+    let mut timed = |state: &mut Evicting, rows: Range<usize>| {
+        state.reserve(rows.end);
+        let of = rows.start * width..rows.end * width;
+        let begun = Instant::now();
+        let rows = Rows {
+            positions: rows.clone(),
+            wanted: rows.len(),
+            q: &q[of.clone()],
+            k: &k[of.clone()],
+            v: &v[of.clone()],
+            heads: HEADS.kv_heads,
+            scale: 0.125,
+            softcap: None,
+            sinks: None,
+            out: &mut out[of],
+        };
+        let end = rows.positions.end;
+        look_back(cpu, state, rows);
+        state.advance(end);
+        begun.elapsed().as_secs_f64() * 1e3
+    };
+    let mut times = AttentionTimes::default();
+    for run in 0..=runs {
+        let mut state = Evicting::new(Paged::new(HEADS, rule.budget as usize), rule);
+        let before = timed(&mut state, 0..positions - 1);
+        let step = timed(&mut state, positions - 1..positions);
+        // The first run is for the machine.
+        if run > 0 {
+            times.pass_ms.push(before + step);
+            times.step_ms.push(step);
+        }
+    }
+    times
 }

@@ -25,6 +25,8 @@ const PROMPT: usize = 330;
 /// Small numbers, so that 330 positions have all of it.
 const KINDS: [&str; 6] =
     ["sparse:window=32,sinks=2,block=16", "sparse", "window:40", "dense/q8", "dense/q4", "window:40/q8"];
+/// Positions go four times before 330; how such a session goes back is in `h2o.rs`.
+const FORGETS: &str = "h2o:budget=128,sinks=2,window=32";
 
 fn kind(text: &str) -> SessionKind {
     text.parse().unwrap()
@@ -62,7 +64,7 @@ fn chunks_threads_and_instruction_sets_do_not_matter() {
     let (gguf, ids) = (model(), tokens(PROMPT, 288, 3));
     let shard = whole(&gguf, fast(), CONTEXT);
     let dense = feed(&shard, &mut workspace(&shard), &mut empty(&shard, "dense"), &ids, PROMPT);
-    for attention in KINDS {
+    for attention in KINDS.into_iter().chain([FORGETS]) {
         let mut state = empty(&shard, attention);
         let expected = feed(&shard, &mut workspace(&shard), &mut state, &ids, PROMPT);
         assert!(expected != dense, "{attention} hides nothing");
@@ -175,10 +177,13 @@ fn executors_without_it_say_so() {
     assert!(reference.new_state_with(range, SessionKind::DEFAULT).is_ok());
     let why = reference.new_state_with(range, kind("sparse")).err().map(|error| error.to_string());
     assert!(why.as_deref().is_some_and(|why| why.contains("choose dense")), "{why:?}");
+    let why = reference.new_state_with(range, kind("h2o")).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("choose dense")), "{why:?}");
     let why = reference.new_state_with(range, kind("dense/q4")).err().map(|error| error.to_string());
     assert!(why.as_deref().is_some_and(|why| why.contains("choose f16")), "{why:?}");
     let shard = whole(&gguf, fast(), CONTEXT);
     assert!(shard.new_state_with(range, kind("sparse/q8")).is_err());
+    assert!(shard.new_state_with(range, kind("h2o/q8")).is_err());
     assert!(shard.new_state_with(range, AttentionKind::Window(0).into()).is_err());
 }
 
@@ -215,6 +220,8 @@ fn latent_attention_takes_a_window_and_refuses_landmarks() {
     let gguf = open("deepseek_v2");
     let shard = whole(&gguf, fast(), CONTEXT);
     let why = shard.new_state_with(shard.range(), kind("sparse")).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("latent attention: choose dense")), "{why:?}");
+    let why = shard.new_state_with(shard.range(), kind("h2o")).err().map(|error| error.to_string());
     assert!(why.as_deref().is_some_and(|why| why.contains("latent attention: choose dense")), "{why:?}");
     let why = shard.new_state_with(shard.range(), kind("dense/q8")).err().map(|error| error.to_string());
     assert!(why.as_deref().is_some_and(|why| why.contains("latent attention: choose f16")), "{why:?}");

@@ -33,13 +33,14 @@ const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
 /// What drafts, as often as it is drawn; `auto` is here what `SHOAL_DRAFT` says.
 const DRAFTS: [&str; 5] = ["auto", "auto", "lookup", "off", "lookup,minnow"];
 /// What rows see and how keys and values are kept, as often as it is drawn.
-const SESSIONS: [&str; 6] = [
+const SESSIONS: [&str; 7] = [
     "dense",
     "dense",
     "window:24",
     "sparse:window=16,sinks=2,stride=on,block=16",
     "dense/q8",
     "window:24/q4",
+    "h2o:budget=128,sinks=2,window=32",
 ];
 /// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
 /// differently.

@@ -98,8 +98,9 @@ fn draft() -> Value {
 
 /// Which earlier positions a token sees.
 fn attention() -> Value {
-    let about = "Which earlier positions a token sees: dense (all), window:POSITIONS, or sparse, with any of the settings \
-                 sparse:window=128,sinks=1,stride=on,block=64";
+    let about = "Which earlier positions a token sees: dense (all), window:POSITIONS, or sparse or h2o, with any of the \
+                 settings sparse:window=128,sinks=1,stride=on,block=64 and h2o:budget=2048,sinks=4,window=512. h2o keeps \
+                 as many positions as its budget says and forgets those that were looked at least";
     json!({"type": "string", "maxLength": 96, "description": about})
 }
 

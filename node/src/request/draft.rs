@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use api::choice::Draft;
-use scheduler::{LayerRange, NodeId, depth::Depth, session::MAX_DRAFT};
+use scheduler::{AttentionKind, LayerRange, NodeId, depth::Depth, session::MAX_DRAFT};
 use tokio::time::timeout;
 
 pub use crate::drafting::Tally;
@@ -27,6 +27,8 @@ pub struct DraftTerms {
     /// Whether the state of every layer can go back to any position. Another state is computed again behind each wrong draft:
     /// then drafts are made only by name.
     pub goes_back: bool,
+    /// What the rows of the session see.
+    pub attention: AttentionKind,
     /// A step of one row, ms.
     pub plain_ms: f64,
     /// One more row, ms.
@@ -76,6 +78,7 @@ impl Drafts {
     pub(super) fn new(session: scheduler::SessionId, terms: &DraftTerms) -> Self {
         let depth = Depth::new(terms.plain_ms, terms.row_ms);
         let mut drafting = Drafting::new(&terms.choice, terms.goes_back, depth);
+        drafting.end_within(terms.attention);
         if drafts_for_tests() {
             drafting.send_all();
             #[cfg(debug_assertions)]
@@ -301,7 +304,7 @@ pub(super) mod oracle {
 #[cfg(test)]
 mod tests {
     use api::choice::Draft;
-    use scheduler::{LayerRange, NodeId, SessionId, rng::Rng};
+    use scheduler::{AttentionKind, LayerRange, NodeId, SessionId, rng::Rng};
     use shard::draft::{DraftedBy, Drafter, Guess};
 
     use super::{DraftTerms, Drafts, Drawn, oracle::Oracle};
@@ -351,8 +354,13 @@ mod tests {
             passes
         };
         let new = |choice: &str| {
-            let terms =
-                DraftTerms { choice: choice.parse().unwrap(), goes_back: true, plain_ms: 300.0, row_ms: 4.0 };
+            let terms = DraftTerms {
+                choice: choice.parse().unwrap(),
+                goes_back: true,
+                attention: AttentionKind::Dense,
+                plain_ms: 300.0,
+                row_ms: 4.0,
+            };
             Drafts::new(SessionId::numbered(3), &terms)
         };
         let repeats: Vec<u32> = (0..200).map(|at| at % 20).collect();
@@ -374,7 +382,13 @@ mod tests {
 
     #[test]
     fn what_is_forced_goes_first_and_is_judged_by_itself() {
-        let terms = DraftTerms { choice: Draft::Auto, goes_back: true, plain_ms: 300.0, row_ms: 4.0 };
+        let terms = DraftTerms {
+            choice: Draft::Auto,
+            goes_back: true,
+            attention: AttentionKind::Dense,
+            plain_ms: 300.0,
+            row_ms: 4.0,
+        };
         let mut drafts = Drafts::new(SessionId::numbered(3), &terms);
         // Behind 5, 6, 7 the text went on with 8, 9 before.
         let text = [4, 5, 6, 7, 8, 9, 1, 2];

@@ -288,8 +288,7 @@ impl Worker {
         };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
         let costs = self.shared.costs.as_ref();
-        let bytes =
-            costs.map_or(0, |costs| shrunk(costs, layers, paged, self.shared.small_shares, kind.cache));
+        let bytes = costs.map_or(0, |costs| shrunk(costs, layers, paged, self.shared.small_shares, kind));
         let replaced_bytes = lock(&self.shared.state).replaced_bytes(session, layers);
         let part = self.shared.room.take(bytes.saturating_sub(replaced_bytes))?;
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use blake3::Hasher;
-use scheduler::{CacheType, LayerRange, LayerSet, ModelId, layer_cost::LayerCosts};
+use scheduler::{CacheType, LayerRange, LayerSet, ModelId, SessionKind, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
     executor::{self, Class, Device, DeviceName, Ends, Executor, Options},
@@ -149,15 +149,15 @@ impl Loaded {
         self.stages.iter().filter_map(|stage| stage.state_room()).fold(kv_bytes, u64::min)
     }
 
-    /// State bytes of `positions` in `layers`, which `stage` holds, with keys and values in the form `cache`.
+    /// State bytes of `positions` in `layers`, which `stage` holds, in a session of `kind`.
     pub(super) fn state_bytes(
         &self,
         stage: usize,
         layers: LayerRange,
         positions: u32,
-        cache: CacheType,
+        kind: SessionKind,
     ) -> u64 {
-        self.stages[stage].state_bytes(layers, positions as usize, cache) as u64
+        self.stages[stage].session_bytes(layers, positions as usize, kind) as u64
     }
 
     /// The tokenizer, or why there is none.

@@ -8,7 +8,10 @@
 //! The process ends when the daemon does, in whatever way: on Linux the kernel kills it, and everywhere the reader sees
 //! the end of the stream and exits at once, even in the middle of a pass.
 
-use scheduler::{AttentionKind, CacheType, SessionKind, attention::Sparse};
+use scheduler::{
+    AttentionKind, CacheType, SessionKind,
+    attention::{H2o, Sparse},
+};
 use std::{
     collections::VecDeque,
     fs::File,
@@ -183,6 +186,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
             goes_back: blueprint.goes_back(),
             attends_window: attends(AttentionKind::Window(1).into()),
             attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT).into()),
+            attends_h2o: attends(AttentionKind::H2o(H2o::DEFAULT).into()),
             small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
                 .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
         },

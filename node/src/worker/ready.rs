@@ -51,6 +51,8 @@ pub struct Abilities {
     pub attends_window: bool,
     /// Whether rows may see few positions and means of the others.
     pub attends_sparse: bool,
+    /// Whether rows may see what is looked at most alone.
+    pub attends_h2o: bool,
     /// Bytes of keys and values as q8, and as q4, in 65,536ths of those as f16, at most; `None` where they are kept as f16 alone.
     pub small_shares: Option<[u32; 2]>,
 }
@@ -117,11 +119,11 @@ impl Ready {
         self.costs.as_ref().map_or(f64::from(range.len()), |costs| costs.weight(range, 0))
     }
 
-    /// Bytes of state that `positions` positions take in the layers of `range`, with keys and values in the form `cache`.
-    pub fn state_bytes(&self, range: LayerRange, positions: u64, cache: CacheType) -> u64 {
+    /// Bytes of state that `positions` positions take in the layers of `range` in a session of `kind`.
+    pub fn state_bytes(&self, range: LayerRange, positions: u64, kind: SessionKind) -> u64 {
         self.costs
             .as_ref()
-            .map_or(0, |costs| shrunk(costs, range, positions, self.abilities.small_shares, cache))
+            .map_or(0, |costs| shrunk(costs, range, positions, self.abilities.small_shares, kind))
     }
 
     /// The field of a request whose choice is not computed here, if sessions of this kind are not.
@@ -130,8 +132,9 @@ impl Ready {
             AttentionKind::Dense => true,
             AttentionKind::Window(_) => self.abilities.attends_window,
             AttentionKind::Sparse(_) => self.abilities.attends_sparse,
+            AttentionKind::H2o(_) => self.abilities.attends_h2o,
         };
-        let sparse = matches!(kind.attention, AttentionKind::Sparse(_));
+        let sparse = matches!(kind.attention, AttentionKind::Sparse(_) | AttentionKind::H2o(_));
         match kind.cache {
             _ if !attends => Some("attention"),
             CacheType::F16 => None,
@@ -161,17 +164,18 @@ impl Ready {
 /// What [`Abilities::small_shares`] count in.
 pub(super) const SHARES: u32 = 1 << 16;
 
-/// Bytes of state that `positions` take in `range` when keys and values have the form `cache`; what a session costs anyway does not
-/// shrink.
+/// Bytes of state that `positions` take in `range` in a session of `kind`: what a session costs anyway does not shrink with the
+/// form of keys and values.
 pub(super) fn shrunk(
     costs: &LayerCosts,
     range: LayerRange,
     positions: u64,
     shares: Option<[u32; 2]>,
-    cache: CacheType,
+    kind: SessionKind,
 ) -> u64 {
-    let (whole, constant) = (costs.state_bytes(range, positions), costs.state_bytes(range, 0));
-    let share = match (cache, shares) {
+    let whole = costs.session_bytes(range, positions, kind.attention);
+    let constant = costs.state_bytes(range, 0);
+    let share = match (kind.cache, shares) {
         (CacheType::F16, _) | (_, None) => return whole,
         (CacheType::Q8, Some(shares)) => shares[0],
         (CacheType::Q4, Some(shares)) => shares[1],

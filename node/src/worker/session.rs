@@ -98,7 +98,7 @@ impl<'m> Sessions<'m> {
             return Err(refused(format!("{MAX_SESSIONS} sessions are open: close one")));
         }
         let kind: SessionKind = open.kind.parse().map_err(refused)?;
-        let needed_bytes = self.model.state_bytes(stage, layers, open.positions, kind.cache);
+        let needed_bytes = self.model.state_bytes(stage, layers, open.positions, kind);
         let freed: u64 = replaced.iter().map(|key| self.held[key].reserved_bytes).sum();
         let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes() - freed);
         if needed_bytes > free_bytes {

@@ -1,7 +1,9 @@
 //! Fields that several layouts share: addresses, layer ranges, and their bounds.
 
 use scheduler::{
-    AttentionKind, CacheType, LayerRange, SessionKind, attention::Sparse, capability::MAX_LAYERS,
+    AttentionKind, CacheType, LayerRange, SessionKind,
+    attention::{H2o, Sparse},
+    capability::MAX_LAYERS,
 };
 
 use super::{
@@ -74,6 +76,9 @@ pub(super) fn write_arithmetic(rounding: &Rounding, kind: SessionKind, to: &mut 
         AttentionKind::Sparse(Sparse { window, sinks, stride, block }) => {
             to.u8(2).u32(window).u32(sinks).bool(stride).u32(block);
         }
+        AttentionKind::H2o(H2o { budget, sinks, window }) => {
+            to.u8(3).u32(budget).u32(sinks).u32(window);
+        }
     }
 }
 
@@ -112,6 +117,7 @@ fn read_attention(from: &mut Reader<'_>) -> Result<AttentionKind, Malformed> {
             stride: from.bool()?,
             block: from.u32()?,
         }),
+        3 => AttentionKind::H2o(H2o { budget: from.u32()?, sinks: from.u32()?, window: from.u32()? }),
         _ => return Err(Malformed("attention: kind")),
     };
     attention.checked().map_err(|_| Malformed("attention: numbers"))

@@ -514,7 +514,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
     let previous = prop::option::of(any::<[u8; 32]>());
     let flags = (any::<bool>(), 0..3_usize, 0..Wire::ALL.len(), 1..=control::MAX_LEASE_TTL_MS);
     let sparse = "sparse:window=16,sinks=9,stride=off,block=0";
-    let kinds = ["dense", "window:7", "sparse", sparse, "dense/q8", "window:9/q4"];
+    let kinds = ["dense", "window:7", "sparse", sparse, "dense/q8", "window:9/q4", "h2o:budget=640"];
     (ids, sizes, rounding, (next, previous), flags).prop_map(
         move |((session, model, epoch), sizes, rounding, (next, previous), flags)| Lease {
             session: SessionId::new(session),
@@ -524,7 +524,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             positions: sizes.2,
             at: (f64::from(sizes.2) * sizes.3) as u32,
             rounding: Rounding::new(Wire::ALL[flags.2], rounding.into_iter().collect()),
-            kind: kinds[(flags.3 % 6) as usize].parse().unwrap(),
+            kind: kinds[(flags.3 % 7) as usize].parse().unwrap(),
             next: next.map(|(node, addresses)| Contact { node: NodeId::new(node), addresses }),
             previous: previous.map(NodeId::new),
             log: flags.0,

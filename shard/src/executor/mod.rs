@@ -52,7 +52,12 @@ mod workspace;
 use scheduler::{CacheType, LayerRange, SessionKind};
 
 pub use crate::gguf::Ends;
-use crate::{Error, Result, models::Blueprint, round::Rounding, state::SessionState};
+use crate::{
+    Error, Result,
+    models::Blueprint,
+    round::Rounding,
+    state::{Evicting, SessionState},
+};
 pub use chain::Chain;
 pub use device::{Device, DeviceName, GpuName, gpus, load, overdue};
 pub use pooled::{Pooled, Pooling};
@@ -229,6 +234,20 @@ pub trait Executor: Send + Sync {
         (layers.start()..layers.end())
             .map(|layer| self.blueprint().state_kind(layer as usize).stored(cache).bytes(positions))
             .sum()
+    }
+
+    /// Bytes that states of `layers` take for `positions` in a session of `kind`, which the executor computes.
+    fn session_bytes(&self, layers: LayerRange, positions: usize, kind: SessionKind) -> usize {
+        let blueprint = self.blueprint();
+        let of = |layer: u32| {
+            let one = LayerRange::new(layer, layer + 1)?;
+            let shape = blueprint.layers[layer as usize].attention.kv();
+            match blueprint.evicts(layer as usize, kind.attention).zip(shape) {
+                Some((rule, shape)) => Some(Evicting::bytes_for(shape, rule, positions)),
+                None => Some(self.state_bytes(one, positions, kind.cache)),
+            }
+        };
+        (layers.start()..layers.end()).filter_map(of).sum()
     }
 
     /// Bytes that states may take together, where a device's memory bounds them.

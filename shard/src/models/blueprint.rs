@@ -2,7 +2,7 @@
 
 use scheduler::{
     LayerRange,
-    attention::{AttentionKind, Sparse},
+    attention::{AttentionKind, H2o, Sparse},
 };
 
 use super::{
@@ -491,19 +491,31 @@ impl Blueprint {
             Attention::Softmax(Softmax { chunk: Some(_), window, .. }) => {
                 let narrowed = match kind {
                     AttentionKind::Window(narrow) => Some(narrow as usize + 1),
-                    AttentionKind::Dense | AttentionKind::Sparse(_) => None,
+                    AttentionKind::Dense | AttentionKind::Sparse(_) | AttentionKind::H2o(_) => None,
                 };
                 return (window.into_iter().chain(narrowed).min(), None);
             }
             attention => attention.window(),
         };
         match (kind, own) {
-            (AttentionKind::Dense, own) | (AttentionKind::Sparse(_), own @ Some(_)) => (own, None),
+            (AttentionKind::Dense | AttentionKind::H2o(_), own)
+            | (AttentionKind::Sparse(_), own @ Some(_)) => (own, None),
             (AttentionKind::Window(window), own) => {
                 let window = window as usize + 1;
                 (Some(own.map_or(window, |own| own.min(window))), None)
             }
             (AttentionKind::Sparse(rule), None) => (None, Some(rule)),
+        }
+    }
+
+    /// The rule by which layer `layer` forgets positions in a session of `kind`, if it does: a layer with a window of its own, or
+    /// without keys, keeps what it keeps.
+    pub fn evicts(&self, layer: usize, kind: AttentionKind) -> Option<H2o> {
+        match (kind, self.layers[layer].attention) {
+            (AttentionKind::H2o(rule), Attention::Softmax(Softmax { window: None, chunk: None, .. })) => {
+                Some(rule)
+            }
+            _ => None,
         }
     }
 

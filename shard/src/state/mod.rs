@@ -1,7 +1,7 @@
 //! What a session remembers between passes.
 //!
 //! A [`SessionState`] belongs to one session and to one executor's layers; it is made of one [`LayerState`] per layer. What a
-//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values of every position in pages, [`recurrent`] one vector. A
+//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values of every position in pages, [`recurrent`] one vector, and [`evicting`] those keys and values that a session looks at most. A
 //! session that goes back (rejected speculation, a shared prefix, an edited chat) asks for a position and is told which one
 //! it got: pages keep any, a state without a history keeps only its checkpoints, so what lies behind them has to be computed
 //! again from there.
@@ -18,6 +18,7 @@
 //!
 //! [`prefix`] keeps finished sessions for prompts that begin alike.
 
+pub mod evicting;
 mod nothing;
 pub mod paged;
 pub mod prefix;
@@ -28,6 +29,7 @@ use std::any::Any;
 use scheduler::{CacheType, SessionKind};
 
 use crate::{Error, Result, kernels::KvShape};
+pub use evicting::Evicting;
 pub use nothing::Nothing;
 pub use paged::Paged;
 pub use prefix::PrefixCache;
@@ -343,6 +345,16 @@ impl SessionState {
         }
         self.len = len;
         Ok(())
+    }
+
+    /// After a pass that failed: goes back to what the layers still hold, which is nothing where one of them has let positions
+    /// go already.
+    pub(crate) fn mend(&mut self) {
+        let kept = self.checkpoint(self.len);
+        if kept < self.len {
+            self.len = kept;
+            self.layers.iter_mut().for_each(|layer| layer.rewind(kept));
+        }
     }
 
     fn clear(&mut self) {

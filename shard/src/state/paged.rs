@@ -93,6 +93,12 @@ impl Paged {
         }
     }
 
+    /// Gives `to`, which has none, the first `positions` positions to share.
+    pub(super) fn lend(&self, positions: usize, to: &mut Self) {
+        to.pages.extend(self.pages.iter().take(positions.div_ceil(QUARTER)).cloned());
+        to.attention = self.attention;
+    }
+
     /// Bytes of `positions` positions, whole quarters of pages.
     pub fn bytes_for(shape: KvShape, positions: usize) -> usize {
         positions.div_ceil(QUARTER) * quarter_len(shape) * size_of::<u16>()

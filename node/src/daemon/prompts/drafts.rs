@@ -17,7 +17,13 @@ use crate::{
 pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
     let ready = &local.ready;
     let row_ms = ROW_SHARE * ready.times.decode_ms * f64::from(ready.num_layers);
-    DraftTerms { choice: ask.sampling.draft.clone(), goes_back: ready.abilities.goes_back, plain_ms, row_ms }
+    let (attention, goes_back) = (ask.kind.attention, goes_back(local, ask));
+    DraftTerms { choice: ask.sampling.draft.clone(), goes_back, attention, plain_ms, row_ms }
+}
+
+/// Whether what the prompt's session remembers goes back to any position.
+fn goes_back(local: &Local, ask: &PromptRequest) -> bool {
+    local.ready.abilities.goes_back && ask.kind.attention.goes_back()
 }
 
 /// Where a draft model drafts for it, if one is to and can now. One that goes on after a crash (`resumed`) goes on without a
@@ -33,7 +39,7 @@ pub(super) fn seat(
 ) -> Result<Option<DraftSeat>, Trouble> {
     let (choice, ready) = (&ask.sampling.draft, &local.ready);
     let named = ask.named_drafter().filter(|_| !resumed);
-    let wanted = choice.model().is_some() || (*choice == Draft::Auto && ready.abilities.goes_back);
+    let wanted = choice.model().is_some() || (*choice == Draft::Auto && goes_back(local, ask));
     let meant = |drafter: &&Drafter| choice.model().is_none_or(|name| drafter.is_meant(name));
     let Some(drafter) = local.drafter.as_ref().filter(|_| wanted).filter(meant) else {
         return named.map_or(Ok(None), |name| Err(Trouble::invalid("draft", Draft::no_model(name))));

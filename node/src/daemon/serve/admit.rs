@@ -121,9 +121,8 @@ impl Serving {
             return self.node.network.answer(reply, refusal);
         }
         let held = self.models.get(lease.model);
-        let kv_bytes = held.map_or(0, |held| {
-            held.ready.state_bytes(lease.layers, u64::from(lease.positions), lease.kind.cache)
-        });
+        let kv_bytes = held
+            .map_or(0, |held| held.ready.state_bytes(lease.layers, u64::from(lease.positions), lease.kind));
         self.door.next_id += 1;
         let ask = door::Ask {
             id: self.door.next_id,

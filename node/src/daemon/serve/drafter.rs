@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::{CacheType, LayerRange, SessionId};
+use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::{executor::DeviceName, sample::SamplingParams};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -100,7 +100,8 @@ impl Drafter {
             return Err(model::no_way_back(&called));
         }
         let all = LayerRange::new(0, ready.num_layers);
-        let needed = all.map_or(0, |all| ready.state_bytes(all, u64::from(ready.context), CacheType::F16));
+        let needed =
+            all.map_or(0, |all| ready.state_bytes(all, u64::from(ready.context), SessionKind::DEFAULT));
         if needed > kv_bytes {
             return Err(format!(
                 "\"{called}\" drafts with {} MiB of state, more than its part of the memory for caches, {} MiB: raise --memory \

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use api::swarm::{Connection, Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
 use p2p::{PeerInfo, wire::announce::Class};
-use scheduler::{CacheType, Capability, LayerRange, ModelId, NodeId};
+use scheduler::{Capability, LayerRange, ModelId, NodeId, SessionKind};
 
 use super::reach::reach;
 use crate::{
@@ -58,7 +58,7 @@ impl Daemon {
             ..SwarmSnapshot::default()
         };
         let own = |held: &Held| {
-            let of = |range: &LayerRange| held.ready.state_bytes(*range, 1, CacheType::F16);
+            let of = |range: &LayerRange| held.ready.state_bytes(*range, 1, SessionKind::DEFAULT);
             let position_bytes: u64 = held.loaded.iter().map(of).sum();
             Own {
                 id: format!("{:?}", held.id),

@@ -336,8 +336,12 @@ impl<'m> Batch<'m> {
         }
         while let Some(job) = self.waiting.front() {
             let room = job.ask.max_tokens.min(self.model.ctx - job.ask.prompt.len().min(self.model.ctx) + 1);
-            let position_bytes = position_bytes(self.model, job.ask.kind.cache);
-            let bytes = (job.ask.prompt.len() + room).min(self.model.ctx) * position_bytes;
+            let (kind, executor) = (job.ask.kind, &self.model.executor);
+            let positions = (job.ask.prompt.len() + room).min(self.model.ctx);
+            let bytes = match kind.attention.budget() {
+                Some(_) => executor.session_bytes(executor.range(), positions, kind),
+                None => positions * position_bytes(self.model, kind.cache),
+            };
             if !self.room().has(bytes) || self.sessions.len() == MAX_SESSIONS {
                 return;
             }

@@ -335,7 +335,9 @@ impl Ready {
             return Err(Failure::invalid("logit_bias", why));
         }
         let draft = request.sampling.draft.clone().unwrap_or_default();
-        self.model.drafter_for(&draft).map_err(|why| Failure::invalid("draft", why.to_string()))?;
+        self.model
+            .drafter_for(&draft, kind.attention)
+            .map_err(|why| Failure::invalid("draft", why.to_string()))?;
         let prompt = encode(&self.model, &request.prompt, "prompt")?;
         if prompt.len() > self.model.ctx {
             return Err(Failure::TooLong { tokens: prompt.len(), context: self.model.ctx });

@@ -268,8 +268,9 @@ pub fn generate(
     summary.prefill = started.elapsed();
 
     let mut detokenizer = model.tokenizer.stream();
-    let mut drafting = Drafting::alone(&request.draft, model.executor.blueprint());
-    let drafter = model.drafter_for(&request.draft)?;
+    let attention = session.state.kind().attention;
+    let mut drafting = Drafting::alone(&request.draft, model.executor.blueprint(), attention);
+    let drafter = model.drafter_for(&request.draft, attention)?;
     let mut draws = None;
     if let Some(drafter) = drafter {
         drafting.ask_model(drafter.share);

@@ -263,7 +263,7 @@ async fn a_prompt_is_scored_as_the_model_computes_it_row_by_row() {
 async fn a_request_chooses_what_its_tokens_see() {
     let alone = loaded().await;
     let model = Model::load(&args()).unwrap();
-    let ids: Vec<u32> = (0..90).map(|i| 5 + (i * 37) % 300).collect();
+    let ids: Vec<u32> = (0..150).map(|i| 5 + (i * 37) % 300).collect();
     let ask = |words: &str| GenerateRequest {
         session: SessionChoice {
             attention: words.split('/').next().map(Into::into),
@@ -274,9 +274,14 @@ async fn a_request_chooses_what_its_tokens_see() {
         ..asks(Prompt::Tokens(ids.clone()))
     };
     let mut likely = Vec::new();
-    for words in
-        ["dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16", "dense/q8", "window:24/q4"]
-    {
+    for words in [
+        "dense",
+        "window:24",
+        "sparse:window=16,sinks=2,stride=on,block=16",
+        "dense/q8",
+        "window:24/q4",
+        "h2o:budget=128,sinks=2,window=32",
+    ] {
         // The log-probability of the first token, as a session of this kind alone has it.
         let executor = &model.executor;
         let mut state = executor.new_state_with(executor.range(), words.parse().unwrap()).unwrap();
@@ -310,6 +315,8 @@ async fn a_request_chooses_what_its_tokens_see() {
         ("everything", "attention", "dense"),
         ("dense/q5", "kv_cache_type", "write f16, q8 or q4"),
         ("sparse/q8", "kv_cache_type", "choose f16"),
+        ("h2o/q4", "kv_cache_type", "choose f16"),
+        ("h2o:budget=100", "attention", "multiple of 64"),
     ] {
         match alone.generate(ask(words)).await.map(|_| ()).unwrap_err() {
             Failure::Invalid { field, why } => assert!(field == Some(wrong) && why.contains(hint), "{why}"),

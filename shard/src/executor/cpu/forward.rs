@@ -12,6 +12,7 @@ use super::{
     Shard,
     buffers::{CpuBuffers, recycle},
     ends::{HeadWeights, norm_sums},
+    evicting,
     experts::mix,
     network::{Hidden, norm, product, run_network},
     per_layer,
@@ -21,7 +22,7 @@ use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target, attention},
     models::{Attention, BareNorm, FeedForward, Norm, Softmax},
-    state::{Paged, Recurrent},
+    state::{Evicting, Paged, Recurrent},
 };
 
 /// States of other models and layers are not admitted, as their tags say.
@@ -241,6 +242,9 @@ impl Shard {
         };
         self.rotate(ws, weights, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans).filter(|_| spec.source.is_none()) {
+            if item.state.layer::<Evicting>(cached).is_some() {
+                continue;
+            }
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
             let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
             let kv = paged.shape();
@@ -263,6 +267,25 @@ impl Shard {
             let mut out = mem::take(&mut ws.attended);
             self.attend(ws, items, look, &mut out, last);
             ws.attended = out;
+        }
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let Some(state) = item.state.layer_mut::<Evicting>(cached) else { continue };
+            let (first, wanted) =
+                if last { (span.first_wanted, span.wanted) } else { (span.first, span.rows) };
+            let of = |width: usize| span.first * width..(span.first + span.rows) * width;
+            let rows = evicting::Rows {
+                positions: span.start..span.start + span.rows,
+                wanted,
+                q: &ws.heads.q[of(q_width)],
+                k: &ws.heads.k[of(kv_width)],
+                v: &ws.heads.v[of(kv_width)],
+                heads: blueprint.heads,
+                scale: spec.scale,
+                softcap: spec.softcap,
+                sinks: weights.sinks.as_deref(),
+                out: &mut ws.attended[first * q_width..(first + wanted) * q_width],
+            };
+            evicting::look_back(cpu, state, rows);
         }
         if spec.gated {
             if last {
@@ -360,6 +383,10 @@ impl Shard {
         for (item, span) in items.iter().zip(&ws.spans) {
             let n = if last { span.wanted } else { span.rows };
             if n == 0 {
+                continue;
+            }
+            if item.state.layer::<Evicting>(place.cached).is_some() {
+                out = mem::take(&mut out).split_at_mut(n * heads * shape.value_dim()).1;
                 continue;
             }
             let (window, _) = self.blueprint.sight(place.layer, item.state.kind().attention);

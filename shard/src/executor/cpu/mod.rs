@@ -12,6 +12,7 @@
 
 mod buffers;
 mod ends;
+pub(crate) mod evicting;
 mod experts;
 mod forward;
 mod mixers;
@@ -35,7 +36,7 @@ use crate::{
     gguf::Gguf,
     kernels::Cpu,
     models::{Attention, Blueprint, Frequencies, Layer},
-    state::{Kind, LayerState, Paged},
+    state::{Evicting, Kind, LayerState, Paged},
 };
 use buffers::CpuBuffers;
 use ends::{Embedding, HeadWeights};
@@ -121,7 +122,18 @@ pub(super) fn attends(blueprint: &Blueprint, kind: SessionKind) -> Result<()> {
         return Err(Error::unsupported(why));
     }
     let latent = blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Latent(_)));
+    let h2o = matches!(attention, AttentionKind::H2o(_));
+    let lends = blueprint.layers.iter().any(|layer| layer.attention.source().is_some());
     let why = match cache {
+        _ if h2o && latent => {
+            format!("attention {attention} of a model with latent attention: choose dense or window:N")
+        }
+        _ if h2o && lends => {
+            format!("attention {attention} of a model whose layers share keys: choose dense or window:N")
+        }
+        _ if h2o && cache != CacheType::F16 => {
+            format!("a cache of {cache} with attention {attention}: choose f16, or dense or window:N")
+        }
         _ if sparse && latent => {
             format!("attention {attention} of a model with latent attention: choose dense or window:N")
         }
@@ -193,7 +205,13 @@ impl Executor for Shard {
         match self.blueprint.state_kind(layer).stored(kind.cache) {
             Kind::Paged(shape) => {
                 let (_, rule) = self.blueprint.sight(layer, kind.attention);
-                Box::new(Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu))
+                let h2o = self.blueprint.evicts(layer, kind.attention);
+                let limit = h2o.map_or(self.context, |h2o| self.context.min(h2o.budget as usize));
+                let paged = Paged::new(shape, limit).attending(kind.attention, rule, &self.cpu);
+                match h2o {
+                    Some(h2o) => Box::new(Evicting::new(paged, h2o)),
+                    None => Box::new(paged),
+                }
             }
             kind => kind.empty(self.context),
         }
@@ -214,7 +232,10 @@ impl Executor for Shard {
             .and_then(|rows| self.compute(ws, pass, items, rows));
         match outcome {
             Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.state.advance(span.rows)),
-            Err(_) => ws.clear(),
+            Err(_) => {
+                ws.clear();
+                items.iter_mut().for_each(|item| item.state.mend());
+            }
         }
         outcome
     }

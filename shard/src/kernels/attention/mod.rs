@@ -40,6 +40,9 @@
 //! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
+//! The module [`usage`] counts what rows look at, for sessions that forget the rest; the places of such a session stand for the
+//! positions above.
+//!
 //! The module `small` says what is different where keys and values are kept in 8 or 4 bits.
 //!
 //! Limits: keys and values have the same head_dim, unless values are a part of the keys, which then have no landmarks; these are widened for every unit, which many
@@ -51,6 +54,7 @@ mod registers;
 pub(crate) mod small;
 mod task;
 mod tile;
+pub mod usage;
 mod values;
 
 #[cfg(test)]

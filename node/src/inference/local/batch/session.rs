@@ -85,8 +85,8 @@ impl<'m> Session<'m> {
             parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
             tokens = Empty, ttft_ms = Empty
         );
-        let mut drafting = Drafting::alone(&ask.draft, blueprint);
-        let drafter = model.drafter_for(&ask.draft)?;
+        let mut drafting = Drafting::alone(&ask.draft, blueprint, ask.kind.attention);
+        let drafter = model.drafter_for(&ask.draft, ask.kind.attention)?;
         let drafter = drafter.and_then(|drafter| {
             let draws = DraftSampler::new(&*drafter.executor, &ask.sampling, ask.seed, blueprint.vocab);
             let draws =
