@@ -6,7 +6,6 @@ use scheduler::{AttentionKind, CacheType, SessionKind, attention::H2o};
 
 use crate::{
     Error, Result,
-    executor::cpu::evicting::{Rows, look_back},
     kernels::{
         AttentionJob, Cpu, Far, KvQuarter, KvShape, QUARTER,
         attention::{
@@ -15,7 +14,10 @@ use crate::{
         },
         new_quarter, time_reads,
     },
-    state::{Evicting, LayerState, Paged},
+    state::{
+        Evicting, LayerState, Paged,
+        look::{Rows, look_back},
+    },
     synthetic::Random,
 };
 

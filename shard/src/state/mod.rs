@@ -19,6 +19,7 @@
 //! [`prefix`] keeps finished sessions for prompts that begin alike.
 
 pub mod evicting;
+pub(crate) mod look;
 mod nothing;
 pub mod paged;
 pub mod prefix;

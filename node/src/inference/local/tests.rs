@@ -286,8 +286,7 @@ async fn a_request_chooses_what_its_tokens_see() {
         let executor = &model.executor;
         let mut state = executor.new_state_with(executor.range(), words.parse().unwrap()).unwrap();
         let mut workspace = model.workspace(1).unwrap();
-        let item = Item { state: &mut state, input: Input::Tokens(&ids), output: Output::Last };
-        executor.forward(&mut workspace, &mut [item]).unwrap();
+        executor.prefill(&mut workspace, &mut state, &ids).unwrap();
         let expected = argmax(workspace.logits(0));
         // Twice: the second goes on from what the first left.
         for _ in 0..2 {

@@ -12,7 +12,6 @@ use super::{
     Shard,
     buffers::{CpuBuffers, recycle},
     ends::{HeadWeights, norm_sums},
-    evicting,
     experts::mix,
     network::{Hidden, norm, product, run_network},
     per_layer,
@@ -22,7 +21,7 @@ use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target, attention},
     models::{Attention, BareNorm, FeedForward, Norm, Softmax},
-    state::{Evicting, Paged, Recurrent},
+    state::{Evicting, Paged, Recurrent, look},
 };
 
 /// States of other models and layers are not admitted, as their tags say.
@@ -273,7 +272,7 @@ impl Shard {
             let (first, wanted) =
                 if last { (span.first_wanted, span.wanted) } else { (span.first, span.rows) };
             let of = |width: usize| span.first * width..(span.first + span.rows) * width;
-            let rows = evicting::Rows {
+            let rows = look::Rows {
                 positions: span.start..span.start + span.rows,
                 wanted,
                 q: &ws.heads.q[of(q_width)],
@@ -285,7 +284,7 @@ impl Shard {
                 sinks: weights.sinks.as_deref(),
                 out: &mut ws.attended[first * q_width..(first + wanted) * q_width],
             };
-            evicting::look_back(cpu, state, rows);
+            look::look_back(cpu, state, rows);
         }
         if spec.gated {
             if last {

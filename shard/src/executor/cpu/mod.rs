@@ -12,7 +12,6 @@
 
 mod buffers;
 mod ends;
-pub(crate) mod evicting;
 mod experts;
 mod forward;
 mod mixers;

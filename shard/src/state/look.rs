@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use crate::{
-    kernels::{
-        AttentionJob, Cpu,
-        attention::{self, usage::UsageJob},
-    },
-    state::Evicting,
+use super::Evicting;
+use crate::kernels::{
+    AttentionJob, Cpu,
+    attention::{self, usage::UsageJob},
 };
 
 /// The rows of one session in one layer.
