@@ -155,7 +155,7 @@ impl H2o {
     fn check(self) -> Result<Self, BadAttention> {
         let Self { budget, sinks, window } = self;
         match () {
-            () if budget > MAX_WINDOW || budget < 2 * H2O_UNIT || !budget.is_multiple_of(H2O_UNIT) => {
+            () if !(2 * H2O_UNIT..=MAX_WINDOW).contains(&budget) || !budget.is_multiple_of(H2O_UNIT) => {
                 Err(BadAttention(format!(
                     "a budget of {budget}: it is a multiple of {H2O_UNIT} from {} to {MAX_WINDOW} positions",
                     2 * H2O_UNIT
