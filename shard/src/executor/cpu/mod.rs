@@ -17,6 +17,7 @@ mod forward;
 mod mixers;
 mod network;
 mod per_layer;
+mod recurrent;
 mod weights;
 
 use std::sync::Arc;

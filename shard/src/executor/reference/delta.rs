@@ -95,9 +95,14 @@ impl Model {
 
 /// Each channel over its last inputs, oldest first, the newest being `x`; `taps` lie together channel by channel.
 fn convolve(taps: &[f32], columns: &[f32], x: &[f32]) -> Vec<f32> {
+    sums(taps, columns, x).into_iter().map(silu).collect()
+}
+
+/// The sums of such a convolution.
+pub(super) fn sums(taps: &[f32], columns: &[f32], x: &[f32]) -> Vec<f32> {
     let one = |(channel, taps): (usize, &[f32])| {
         let past = columns.iter().skip(channel).step_by(x.len());
-        silu(past.chain([&x[channel]]).zip(taps).map(|(x, tap)| x * tap).sum())
+        past.chain([&x[channel]]).zip(taps).map(|(x, tap)| x * tap).sum()
     };
     taps.chunks_exact(taps.len() / x.len()).enumerate().map(one).collect()
 }
