@@ -65,7 +65,9 @@ def draw(inner, shape, rng, residual):
             return normal(1.0 / math.sqrt(shape[-1]))
         case "gate.weight":
             return normal(1.5 / math.sqrt(shape[-1]))
-        case "down_proj.weight" | "experts.down_proj" | "shared_experts.down_proj.weight":
+        case "experts.down_proj":
+            return normal(0.4 * residual / math.sqrt(shape[-1]))
+        case "down_proj.weight" | "shared_experts.down_proj.weight":
             return normal(1.2 * residual / math.sqrt(shape[-1]))
     return None
 

@@ -36,7 +36,7 @@ SEEDS = {
     "granitehybrid": 0,
     "granitehybrid_moe": 0,
     "nemotron_h": 2,
-    "nemotron_h_moe": 4,
+    "nemotron_h_moe": 0,
     "dots1": 5,
     "gemma": 13,
     "arcee": 9,
