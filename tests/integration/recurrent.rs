@@ -13,7 +13,6 @@ use harness::{Shoal, node::Node, prompt::Prompt};
 use serde_json::Value;
 use shard::{
     gguf::Gguf,
-    kernels::Mamba2Shape,
     quant,
     synthetic::{Family, Shape},
 };
@@ -23,18 +22,12 @@ use tempfile::TempDir;
 const WORDS: usize = 60;
 const TOKENS: usize = 40;
 
-const PLAIN: Family = Family::Recurrent { interval: 3 };
-const MAMBA: Family = Family::GraniteHybrid {
-    interval: 3,
-    mamba: Mamba2Shape { heads: 4, head_dim: 32, state: 16, groups: 2, kernel: 4 },
-};
-
 /// Recurrences in layers 0, 1, 3, 4, 6 and 7, softmax attention in 2 and 5, minnow's vocabulary.
-fn model(folder: &Path, family: Family) -> PathBuf {
+fn model(folder: &Path) -> PathBuf {
     let path = folder.join("recurrent.gguf");
     let minnow = concat!(env!("CARGO_MANIFEST_DIR"), "/../shard/minnow/minnow.gguf");
     let shape = Shape {
-        family,
+        family: Family::Recurrent { interval: 3 },
         layers: 8,
         hidden: 64,
         heads: 4,
@@ -66,17 +59,6 @@ fn alone(model: &str) -> Value {
     line["ids"].clone()
 }
 
-/// Two nodes for each half of the middle layers.
-fn serve_twice(folder: &TempDir, path: &str, asks: &Node) -> Vec<Node> {
-    let serve = |(index, layers): (usize, &&str)| {
-        let home = folder.path().join(index.to_string());
-        Node::start(&home, &["--model", path, "--layers", layers, "--peer", asks.tcp()])
-    };
-    let serves: Vec<Node> = ["1..4", "4..7", "1..4", "4..7"].iter().enumerate().map(serve).collect();
-    asks.meets(serves.len());
-    serves
-}
-
 fn kill(pid: u64) {
     assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
 }
@@ -84,7 +66,7 @@ fn kill(pid: u64) {
 #[test]
 fn a_recurrent_state_survives_deaths_and_rejected_drafts() {
     let folder = TempDir::new().unwrap();
-    let path = model(folder.path(), PLAIN);
+    let path = model(folder.path());
     let path = path.to_str().unwrap();
     let expected = alone(path);
     let asks = Node::start_with(
@@ -92,7 +74,12 @@ fn a_recurrent_state_survives_deaths_and_rejected_drafts() {
         &["--ask-only", "--model", path],
         &[("SHOAL_DRAFT", "4:1")],
     );
-    let serves = serve_twice(&folder, path, &asks);
+    let serve = |(index, layers): (usize, &&str)| {
+        let home = folder.path().join(index.to_string());
+        Node::start(&home, &["--model", path, "--layers", layers, "--peer", asks.tcp()])
+    };
+    let serves: Vec<Node> = ["1..4", "4..7", "1..4", "4..7"].iter().enumerate().map(serve).collect();
+    asks.meets(serves.len());
     let victim = |prompt: &Prompt, stage: usize| {
         let names = prompt.strangers(&asks.name);
         serves.iter().find(|node| node.name == names[stage % names.len()]).unwrap()
@@ -132,33 +119,9 @@ fn a_recurrent_state_survives_deaths_and_rejected_drafts() {
 }
 
 #[test]
-fn a_state_of_mamba2_survives_deaths() {
-    let folder = TempDir::new().unwrap();
-    let path = model(folder.path(), MAMBA);
-    let path = path.to_str().unwrap();
-    let expected = alone(path);
-    let asks = Node::start(&folder.path().join("home"), &["--ask-only", "--model", path]);
-    let serves = serve_twice(&folder, path, &asks);
-    let mut faults = 0;
-    for (round, shadow) in ["none", "all"].into_iter().enumerate() {
-        let args = [&["--shadow".to_owned(), shadow.to_owned()][..], &ask()].concat();
-        let mut prompt = Prompt::run(&asks.home, args);
-        assert!(prompt.reaches(TOKENS / 2), "round {round}: {:?}", prompt.last);
-        let names = prompt.strangers(&asks.name);
-        let victim = serves.iter().find(|node| node.name == names[round % names.len()]).unwrap();
-        kill(victim.ask(&["status"])["worker_pid"].as_u64().unwrap());
-        let line = prompt.ends();
-        assert_eq!(line["ids"], expected, "round {round}, shadow {shadow}: {line}");
-        assert_eq!(line["differing_answers"], 0, "round {round}: {line}");
-        faults += line["faults"].as_array().unwrap().len();
-    }
-    assert!(faults >= 1, "no death was noticed");
-}
-
-#[test]
 fn a_lie_about_a_recurrent_state_is_caught() {
     let folder = TempDir::new().unwrap();
-    let path = model(folder.path(), PLAIN);
+    let path = model(folder.path());
     let path = path.to_str().unwrap();
     let expected = alone(path);
     let asks = Node::start(&folder.path().join("home"), &["--ask-only", "--model", path]);

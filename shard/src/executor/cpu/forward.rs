@@ -13,9 +13,10 @@ use super::{
     buffers::{CpuBuffers, recycle},
     ends::{HeadWeights, norm_sums},
     experts::mix,
+    load::Linear,
     network::{Hidden, norm, product, run_network},
     per_layer,
-    weights::{FeedForwardWeights, Keys, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
+    weights::{FeedForwardWeights, Keys, LayerWeights, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
     Result,

@@ -10,9 +10,10 @@ use super::{
     Shard,
     buffers::CpuBuffers,
     forward::{Look, OWN, Place, keep_rows, keep_wanted},
+    load::Linear,
     network::product,
     recurrent::{DeltaWeights, Mamba2Weights},
-    weights::{LatentWeights, Linear},
+    weights::LatentWeights,
 };
 use crate::{
     kernels::{

@@ -14,6 +14,7 @@ mod buffers;
 mod ends;
 mod experts;
 mod forward;
+mod load;
 mod mixers;
 mod network;
 mod per_layer;
@@ -75,7 +76,7 @@ impl Shard {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let context = batch::check_load(&blueprint, layers, ends, options)?;
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
-        let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
+        let loader = load::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
         let head = ends.head.then(|| HeadWeights::load(&loader)).transpose()?;
         let weights = (layers.start()..layers.end())

@@ -1,6 +1,6 @@
 //! The weights of delta nets and of Mamba2.
 
-use super::weights::{Linear, Loader};
+use super::load::{Linear, Loader};
 use crate::{
     Result,
     kernels::{DeltaShape, Mamba2Shape},
@@ -42,26 +42,27 @@ pub(super) fn by_tap(stored: &[f32], kernel: usize) -> Vec<f32> {
     (0..kernel).flat_map(tap).collect()
 }
 
-impl Loader<'_> {
-    pub fn delta_net(&self, index: usize, delta: &DeltaShape) -> Result<DeltaWeights> {
+impl DeltaWeights {
+    /// Those of layer `index`.
+    pub fn load(loader: &Loader<'_>, index: usize, delta: &DeltaShape) -> Result<Self> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let values = |suffix: &str| self.values(&name(suffix));
+        let values = |suffix: &str| loader.values(&name(suffix));
         let fused = name("ssm_ba");
-        let (beta, alpha) = match self.gguf.info(&format!("{fused}.weight")) {
-            None => (self.linear(&name("ssm_beta"))?, self.linear(&name("ssm_alpha"))?),
+        let (beta, alpha) = match loader.gguf.info(&format!("{fused}.weight")) {
+            None => (loader.linear(&name("ssm_beta"))?, loader.linear(&name("ssm_alpha"))?),
             Some(_) => {
                 // For each key head, beta of its value heads and then alpha.
                 let shared = delta.value_heads / delta.key_heads;
                 let part = |first: usize| {
                     let heads = (0..delta.key_heads).map(move |head| (2 * head + first) * shared);
-                    self.gathered(&fused, heads.map(move |first| first..first + shared))
+                    loader.gathered(&fused, heads.map(move |first| first..first + shared))
                 };
                 (part(0)?, part(1)?)
             }
         };
-        Ok(DeltaWeights {
-            qkv: self.linear(&name("attn_qkv"))?,
-            z: self.linear(&name("attn_gate"))?,
+        Ok(Self {
+            qkv: loader.linear(&name("attn_qkv"))?,
+            z: loader.linear(&name("attn_gate"))?,
             beta,
             alpha,
             taps: by_tap(&values("ssm_conv1d.weight")?, delta.kernel),
@@ -70,25 +71,27 @@ impl Loader<'_> {
             norm: values("ssm_norm.weight")?,
         })
     }
+}
 
-    /// A Mamba2 layer, whose gate, inputs and steps are the rows of one matrix.
-    pub fn mamba2(&self, index: usize, mamba: &Mamba2Shape) -> Result<Mamba2Weights> {
+impl Mamba2Weights {
+    /// Those of layer `index`, whose gate, inputs and steps are the rows of one matrix.
+    pub fn load(loader: &Loader<'_>, index: usize, mamba: &Mamba2Shape) -> Result<Self> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let values = |suffix: &str| self.values(&name(suffix));
+        let values = |suffix: &str| loader.values(&name(suffix));
         let (fused, width, channels) = (name("ssm_in"), mamba.width(), mamba.channels());
-        let part = |first: usize, rows: usize| self.linear_rows(&fused, first..first + rows);
-        let weights = Mamba2Weights {
+        let part = |first: usize, rows: usize| loader.linear_rows(&fused, first..first + rows);
+        let weights = Self {
             z: part(0, width)?,
             inputs: part(width, channels)?,
             steps: part(width + channels, mamba.heads)?,
             taps: by_tap(&values("ssm_conv1d.weight")?, mamba.kernel),
-            bias: self.vector(&name("ssm_conv1d.bias")),
+            bias: loader.vector(&name("ssm_conv1d.bias")),
             dt: values("ssm_dt.bias")?,
             a: values("ssm_a")?,
             skip: values("ssm_d")?,
-            norm: self.vector(&name("ssm_norm.weight")),
+            norm: loader.vector(&name("ssm_norm.weight")),
         };
-        self.gguf.forget(&format!("{fused}.weight"));
+        loader.gguf.forget(&format!("{fused}.weight"));
         Ok(weights)
     }
 }

@@ -1,23 +1,16 @@
 //! From tensors in a file to packed weights of one layer.
 
-use std::ops::Range;
-
-use super::recurrent::{DeltaWeights, Mamba2Weights, by_tap};
+use super::{
+    load::{Linear, Loader},
+    recurrent::{DeltaWeights, Mamba2Weights, by_tap},
+};
 use crate::{
     Error, Result,
-    gguf::Gguf,
-    kernels::{Cpu, Matrix},
+    kernels::Matrix,
     models::{
-        ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax,
-        layer_name,
+        ATTENTION_NORM, Attention, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax, layer_name,
     },
 };
-
-/// A matrix and what is added to its products.
-pub(super) struct Linear {
-    pub matrix: Matrix,
-    pub bias: Option<Vec<f32>>,
-}
 
 /// The weights of a norm.
 pub(super) struct NormWeights {
@@ -167,12 +160,6 @@ impl Keys {
     }
 }
 
-impl Linear {
-    pub fn resident_bytes(&self) -> usize {
-        self.matrix.resident_bytes()
-    }
-}
-
 impl Network {
     fn resident_bytes(&self) -> usize {
         let gate = self.gate.as_ref().map_or(0, Linear::resident_bytes);
@@ -236,13 +223,6 @@ impl LayerWeights {
     }
 }
 
-/// Reads tensors of a model whose blueprint has accepted all names and shapes.
-pub(super) struct Loader<'a> {
-    pub gguf: &'a Gguf,
-    pub cpu: &'a Cpu,
-    pub blueprint: &'a Blueprint,
-}
-
 impl Loader<'_> {
     /// The norm whose tensors are `prefix.weight` and maybe `prefix.bias`.
     pub fn norm(&self, prefix: &str) -> Result<NormWeights> {
@@ -267,8 +247,8 @@ impl Loader<'_> {
         let name = |suffix: &str| layer_name(index, suffix);
         let mixer = match self.blueprint.layers[index].attention {
             Attention::Softmax(softmax) => Mixer::Softmax(self.softmax(index, softmax)?),
-            Attention::DeltaNet(delta) => Mixer::DeltaNet(self.delta_net(index, &delta)?),
-            Attention::Mamba2(mamba) => Mixer::Mamba2(self.mamba2(index, &mamba)?),
+            Attention::DeltaNet(delta) => Mixer::DeltaNet(DeltaWeights::load(self, index, &delta)?),
+            Attention::Mamba2(mamba) => Mixer::Mamba2(Mamba2Weights::load(self, index, &mamba)?),
             Attention::None => Mixer::None,
             Attention::Latent(latent) => Mixer::Latent(self.latent(index, &latent)?),
             Attention::ShortConv(conv) => Mixer::ShortConv {
@@ -474,55 +454,5 @@ impl Loader<'_> {
             experts,
             shared,
         })
-    }
-
-    pub fn linear(&self, prefix: &str) -> Result<Linear> {
-        let matrix = self.matrix(&format!("{prefix}.weight"))?;
-        Ok(Linear { matrix, bias: self.vector(&format!("{prefix}.bias")) })
-    }
-
-    pub fn linear_rows(&self, prefix: &str, rows: Range<usize>) -> Result<Linear> {
-        let matrix = self.matrix_rows(&format!("{prefix}.weight"), rows.clone())?;
-        let bias = self.vector(&format!("{prefix}.bias")).map(|bias| bias[rows].to_vec());
-        Ok(Linear { matrix, bias })
-    }
-
-    /// The rows of `parts`, one after the other, as one matrix.
-    pub fn gathered(&self, prefix: &str, parts: impl Iterator<Item = Range<usize>>) -> Result<Linear> {
-        let tensor = self.gguf.require(&format!("{prefix}.weight"))?;
-        let row = tensor.bytes.len() / tensor.rows();
-        let mut bytes = Vec::new();
-        let mut rows = 0;
-        for part in parts {
-            rows += part.len();
-            bytes.extend_from_slice(&tensor.bytes[part.start * row..part.end * row]);
-        }
-        let matrix = Matrix::pack(self.cpu, tensor.format, rows, tensor.cols(), &bytes)?;
-        Ok(Linear { matrix, bias: None })
-    }
-
-    /// Packs a whole tensor and lets go of its pages in the file.
-    fn matrix(&self, name: &str) -> Result<Matrix> {
-        let rows = self.gguf.require(name)?.rows();
-        let matrix = self.matrix_rows(name, 0..rows);
-        self.gguf.forget(name);
-        matrix
-    }
-
-    fn matrix_rows(&self, name: &str, rows: Range<usize>) -> Result<Matrix> {
-        let tensor = self.gguf.require(name)?;
-        let row = tensor.bytes.len() / tensor.rows();
-        let bytes = &tensor.bytes[rows.start * row..rows.end * row];
-        Matrix::pack(self.cpu, tensor.format, rows.len(), tensor.cols(), bytes)
-    }
-
-    /// A small tensor as f32.
-    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
-        Ok(self.gguf.require(name)?.to_f32())
-    }
-
-    /// The same, if the file has it.
-    pub fn vector(&self, name: &str) -> Option<Vec<f32>> {
-        self.gguf.tensor(name).map(|tensor| tensor.to_f32())
     }
 }

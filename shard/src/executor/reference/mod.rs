@@ -17,7 +17,6 @@
 mod delta;
 mod executor;
 mod latent;
-mod mamba2;
 mod math;
 mod state;
 
