@@ -43,6 +43,7 @@ pub mod score;
 mod sealed;
 pub mod sessions;
 pub mod stage;
+pub mod state_store;
 pub mod telemetry;
 pub mod trust;
 pub mod worker;
