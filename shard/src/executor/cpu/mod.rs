@@ -37,7 +37,7 @@ use crate::{
     gguf::Gguf,
     kernels::Cpu,
     models::{Attention, Blueprint, Frequencies, Layer},
-    state::{Kind, LayerState, Paged},
+    state::{Beside, Kind, LayerState, Paged, Recurrent},
 };
 use buffers::CpuBuffers;
 use ends::{Embedding, HeadWeights};
@@ -192,11 +192,13 @@ impl Executor for Shard {
 
     fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
         let layer = layer as usize;
+        let paged = |shape| {
+            let (_, rule) = self.blueprint.sight(layer, kind.attention);
+            Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu)
+        };
         match self.blueprint.state_kind(layer).stored(kind.cache) {
-            Kind::Paged(shape) => {
-                let (_, rule) = self.blueprint.sight(layer, kind.attention);
-                Box::new(Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu))
-            }
+            Kind::Paged(shape) => Box::new(paged(shape)),
+            Kind::Beside { kv, width } => Box::new(Beside::new(paged(kv), Recurrent::new(width))),
             kind => kind.empty(self.context),
         }
     }
