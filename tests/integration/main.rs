@@ -35,6 +35,7 @@ mod people;
 mod prefix;
 mod privacy;
 mod pull;
+mod records;
 mod recurrent;
 mod repo;
 mod routes;
