@@ -213,7 +213,7 @@ pub struct Step {
 pub enum StepKind {
     /// Every stage has promised to serve; the first time, and again after each change of the route.
     Leased {
-        /// Counts the routes from 0.
+        /// The number of the route: a later one is higher.
         epoch: u32,
         /// Who computes which layers from now on.
         stages: Vec<Span>,

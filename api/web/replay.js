@@ -29,10 +29,16 @@ const readStep = (value) => ({
   first: number(value?.first),
   end: number(value?.end),
   stall: Math.max(0, number(value?.stall_ms)),
-  epoch: number(value?.epoch),
+  again: false,
   span: readSpan(value),
   stages: list(value?.stages, 128).map(readSpan),
 });
+
+/** The same, with every agreement but the first marked as another one. */
+const marked = (steps) => {
+  const first = steps.findIndex((step) => step.kind === 'leased');
+  return steps.map((step, i) => ({ ...step, again: step.kind === 'leased' && i > first }));
+};
 
 const readAnswer = (value) => ({
   session: id(value?.session),
@@ -41,7 +47,7 @@ const readAnswer = (value) => ({
   faults: number(value?.faults),
   began: new Date(number(value?.timeline?.began_ms)),
   left: number(value?.timeline?.left_out),
-  steps: list(value?.timeline?.steps, 256).map(readStep),
+  steps: marked(list(value?.timeline?.steps, 256).map(readStep)),
 });
 
 /** Who computes which layers after the first steps, who was lost, and who was named last. */
@@ -112,7 +118,7 @@ export class Replay {
     const layers = (span) => t('layers', { range: `${span.start}–${span.end}` });
     switch (step.kind) {
       case 'leased':
-        return t(step.epoch ? 'step.leased.again' : 'step.leased', { stages: step.stages.map((span) => `${name(span.node)} ${span.start}–${span.end}`).join(', ') });
+        return t(step.again ? 'step.leased.again' : 'step.leased', { stages: step.stages.map((span) => `${name(span.node)} ${span.start}–${span.end}`).join(', ') });
       case 'lost':
         return t('step.lost', { name: name(step.node), why: t(`failover.${step.why}`), token: String(step.token) });
       case 'took_over':

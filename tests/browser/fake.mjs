@@ -93,7 +93,7 @@ export function history(days, now = Math.floor(Date.now() / 1000)) {
 export function answers() {
   const span = (letter, start, end) => ({ node: key(letter), start, end });
   const route = (second) => [span('a', 0, 4), span(second, 4, 18), span('e', 18, 28), span('a', 28, 32)];
-  const begun = [{ at_ms: 42, token: 0, step: 'leased', epoch: 0, stages: route('c') }, { at_ms: 212, token: 1, step: 'first_token' }];
+  const begun = [{ at_ms: 42, token: 0, step: 'leased', epoch: 1, stages: route('c') }, { at_ms: 212, token: 1, step: 'first_token' }];
   const about = { model: 'qwen3-4b-q4_0', mode: 'boomerang', finish: 'stop', tok_s: 9.6 };
   return [
     { ...about, session: '11'.repeat(16), tokens: 30, faults: 0, timeline: { began_ms: 1_700_000_090_000, left_out: 0, steps: [...begun, { at_ms: 3300, token: 30, step: 'ended' }] } },
@@ -105,7 +105,7 @@ export function answers() {
           ...begun,
           { at_ms: 4180, token: 40, step: 'lost', node: key('c'), why: 'timeout' },
           { at_ms: 4181, token: 40, step: 'took_over', ...span('d', 4, 18), from: key('c') },
-          { at_ms: 4240, token: 40, step: 'leased', epoch: 1, stages: route('d') },
+          { at_ms: 4240, token: 40, step: 'leased', epoch: 2, stages: route('d') },
           { at_ms: 4241, token: 40, step: 'replayed', node: key('d'), first: 0, end: 52 },
           { at_ms: 4492, token: 40, step: 'went_on', stall_ms: 312 },
           { at_ms: 10_300, token: 96, step: 'ended' },

@@ -23,6 +23,10 @@ fn steps(timeline: &Value) -> Vec<String> {
     timeline["steps"].as_array().unwrap().iter().map(said).collect()
 }
 
+fn tokens(line: &Value) -> u64 {
+    line["completion_tokens"].as_u64().unwrap()
+}
+
 #[test]
 fn a_node_remembers_names_days_and_the_steps_of_a_failover() {
     let folder = TempDir::new().unwrap();
@@ -65,6 +69,11 @@ fn a_node_remembers_names_days_and_the_steps_of_a_failover() {
     let timeline = &told["answers"][0]["timeline"];
     assert_eq!((told["answers"].as_array().unwrap().len(), timeline), (1, &line["timeline"]));
     let said = steps(timeline);
+    let token_of = |wanted: &str| {
+        let mut steps = timeline["steps"].as_array().unwrap().iter();
+        steps.find(|step| step["step"] == wanted).unwrap()["token"].as_u64().unwrap()
+    };
+    assert_eq!((token_of("leased"), token_of("first_token"), token_of("ended")), (0, 1, tokens(&line)));
     let place = |wanted: String| {
         said.iter().position(|step| *step == wanted).unwrap_or_else(|| panic!("{wanted} in {said:?}"))
     };
@@ -88,7 +97,7 @@ fn a_node_remembers_names_days_and_the_steps_of_a_failover() {
         samples.map(|sample| sample[of].as_u64().unwrap()).sum::<u64>()
     };
     assert_eq!((sum("answers"), sum("faults")), (1, 1), "{history}");
-    assert_eq!(sum("tokens"), line["completion_tokens"].as_u64().unwrap(), "{history}");
+    assert_eq!(sum("tokens"), tokens(&line), "{history}");
     let rates = history["samples"].as_array().unwrap().iter().filter_map(|sample| sample["tok_s"].as_f64());
     assert_eq!(rates.filter(|rate| *rate > 0.0).count(), 1, "{history}");
     assert!(text(&asks.home, &["status", "--history"]).lines().count() >= 3);

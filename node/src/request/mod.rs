@@ -271,14 +271,16 @@ impl RequestDriver {
         self.state.timing.note_token(report);
         let late: Vec<NodeId> = report.disturbances.hedged.iter().skip(hedged).map(|late| late.0).collect();
         let stalled = report.disturbances.faults.get(faults).map(|(_, stall_ms)| *stall_ms);
+        // With the one that came.
+        let tokens = report.said.ids.len() as u32 + 1;
         if first {
-            self.state.note(StepKind::FirstToken);
+            self.state.note_at(tokens, StepKind::FirstToken);
         }
         for node in late {
-            self.state.note(StepKind::Hedged { node: format!("{node:?}") });
+            self.state.note_at(tokens, StepKind::Hedged { node: format!("{node:?}") });
         }
         if let Some(stall_ms) = stalled {
-            self.state.note(StepKind::WentOn { stall_ms });
+            self.state.note_at(tokens, StepKind::WentOn { stall_ms });
         }
     }
 

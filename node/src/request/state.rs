@@ -181,7 +181,11 @@ impl RequestState {
 
     /// Notes a step of this request.
     pub(super) fn note(&mut self, what: StepKind) {
-        let token = self.report.said.ids.len() as u32;
+        self.note_at(self.report.said.ids.len() as u32, what);
+    }
+
+    /// The same, with so many tokens there.
+    pub(super) fn note_at(&mut self, token: u32, what: StepKind) {
         self.report.timeline.add(Step { at_ms: self.timing.elapsed_ms(), token, what });
     }
 
@@ -199,11 +203,11 @@ impl RequestState {
     /// of earlier positions after the first epoch is a replay.
     pub(super) fn note_send(&mut self, epoch: u32, node: NodeId, from: u32, to: u32) {
         let steps = &self.report.timeline.steps;
-        let epochs = steps.iter().filter_map(|step| match step.what {
+        let mut epochs = steps.iter().filter_map(|step| match step.what {
             StepKind::Leased { epoch, .. } => Some(epoch),
             _ => None,
         });
-        let (first, last) = (epochs.clone().next(), epochs.last());
+        let (first, last) = (epochs.clone().next(), epochs.next_back());
         if last.is_none_or(|last| last < epoch) {
             let stages = self.machine.segments().map(span).collect();
             self.note(StepKind::Leased { epoch, stages });
