@@ -3,6 +3,7 @@
 mod answer;
 pub mod api;
 mod choice;
+mod keep;
 mod key;
 mod model;
 pub(crate) mod nearest;
@@ -23,6 +24,7 @@ use shard::executor::{DeviceName, GpuName};
 use crate::{Error, Result};
 
 pub use answer::{AnswerArgs, ChatArgs, McpArgs, RunArgs};
+pub use keep::KeepArgs;
 pub use key::KeyCommand;
 pub use model::{CatalogCommand, ModelCommand, PullArgs, SourceArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
@@ -475,6 +477,9 @@ pub struct ServeArgs {
     /// Memory for the caches of all sessions, in MiB
     #[arg(long, default_value_t = 1024)]
     pub kv_mib: usize,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub keep: KeepArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sources: SourceArgs,

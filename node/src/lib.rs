@@ -44,6 +44,7 @@ pub mod score;
 mod sealed;
 pub mod sessions;
 pub mod stage;
+pub mod state_store;
 pub mod swarm_history;
 pub mod telemetry;
 pub mod trust;

@@ -24,6 +24,7 @@ mod gpu;
 mod guides;
 mod hostile;
 mod joining;
+mod keep;
 mod kmod;
 mod lab;
 mod latent;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use clap::{Args, ValueEnum};
 use scheduler::LayerRange;
 
-use super::{EngineArgs, SamplingArgs};
+use super::{EngineArgs, KeepArgs, SamplingArgs};
 use crate::control::{Mode, Shadow, Verify};
 
 /// Where a node keeps its key, models and socket.
@@ -91,6 +91,9 @@ pub struct JoinArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub reach: ReachArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub keep: KeepArgs,
     /// Keep nothing of running answers on disk: a crash of this node loses them
     #[arg(long)]
     pub no_journal: bool,

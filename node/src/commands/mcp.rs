@@ -75,7 +75,7 @@ pub(super) async fn inference(
     if let Some(preferences) = swarm {
         return Ok(Swarmed::start(Door::Socket(preferences.home.clone()), preferences));
     }
-    let alone = Confined::start(engine, KV_BYTES, draft.clone(), Governor::default())?;
+    let alone = Confined::start(engine, KV_BYTES, draft.clone(), Governor::default(), None)?;
     while alone.loaded().is_none() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }

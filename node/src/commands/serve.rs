@@ -63,8 +63,13 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
                 ));
             }
         };
+        let keep = args.keep.bytes()?;
         if !swarm {
             library::locate(&args.engine.model)?;
+        } else if keep.is_some() {
+            return Err(Error::usage(
+                "the node keeps what it computes: start it with `shoal join --keep-state`, and leave the flag away here",
+            ));
         }
         let governor = Governor::new(doors::limits(Some(args.api.answers), None));
         let front = Front::open(args.listen, &args.api, &home, governor.clone()).await?;
@@ -75,7 +80,9 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
             );
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
-            let alone = Confined::start(&args.engine, args.kv_mib << 20, args.api.draft.clone(), governor)?;
+            let draft = args.api.draft.clone();
+            let keep = keep.map(|bytes| (home.as_path(), bytes));
+            let alone = Confined::start(&args.engine, args.kv_mib << 20, draft, governor, keep)?;
             front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
         }
     })

@@ -42,6 +42,7 @@ const FREE: &[c::c_long] = &[
     c::SYS_read,
     c::SYS_readv,
     c::SYS_pread64,
+    c::SYS_pwrite64,
     c::SYS_write,
     c::SYS_writev,
     c::SYS_recvfrom,

@@ -92,7 +92,7 @@ struct Daemon {
 /// When another node runs below the same folder, the network does not start, or the model cannot be loaded.
 pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
     let Setup { home, identity, network, mut worker, serve, model, invite, .. } = setup;
-    let Setup { absent, beside, mut caps, front, drafter, keeps, governor, .. } = setup;
+    let Setup { absent, beside, mut caps, front, drafter, keeps, memory, governor, .. } = setup;
     // Its weights are the node's as well.
     let drafter_bytes = drafter.as_ref().map_or(0, |drafter| drafter.file_bytes);
     caps.weights_bytes = caps.weights_bytes.map(|most| most.saturating_sub(drafter_bytes));
@@ -109,7 +109,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;
     }
-    let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps);
+    let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps, memory);
     let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);
     let mut shared = announcing.shared.clone();
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);

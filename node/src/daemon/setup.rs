@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     control::Call,
     reports::{FetchReport, StatusReport},
+    request::Recollections,
     worker,
 };
 
@@ -44,6 +45,8 @@ pub struct Setup {
     pub drafter: Option<DraftWith>,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
+    /// What its ended prompts left behind.
+    pub memory: Recollections,
 }
 
 /// What is known of a node's first model before it is loaded.

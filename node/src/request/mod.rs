@@ -34,6 +34,7 @@ mod lease;
 mod own_stages;
 mod plan;
 mod recall;
+mod remembered;
 mod replay_log;
 mod state;
 mod timing;
@@ -309,7 +310,8 @@ impl RequestDriver {
         let worker = self.state.means.worker.get();
         self.state.report.said.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.state.remember();
-        worker.close_but(session, keep);
+        let file = self.state.means.memory.as_ref().is_some_and(Recollections::are_on_disk);
+        worker.close_but(session, keep, file);
         self.state.report.segments = self.state.machine.segments().collect();
         self.state.report.times.stage_ms = self.state.timing.mean_stage_ms(self.state.machine.segments());
     }

@@ -16,7 +16,9 @@
 //! has asked. With `--verify strict` nothing is recalled: such an answer rests on nothing that was computed before it was asked.
 //! A session in which two answers differed or a node was convicted leaves nothing behind.
 //!
-//! Bounds: [`MOST_BYTES`] of rows and [`MOST`] sessions, the longest unused out first, each for [`TTL`].
+//! With `--keep-state` they are on disk as well ([`super::remembered`]), and so are the states of the own worker.
+//!
+//! Bounds: [`MOST_BYTES`] of rows and [`MOST`] sessions, the longest unused out first, each for [`TTL`], or as long as files keep them.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +35,14 @@ use p2p::{
 };
 use scheduler::{LayerRange, ModelId, Segment, SessionId, SessionKind, sticky::Former};
 
-use super::replay_log::Logs;
+use super::{
+    remembered::{RecallFile, Remembered},
+    replay_log::Logs,
+};
+use crate::{
+    Result,
+    state_store::{Place, file::KEPT_FOR},
+};
 
 /// Rows remembered, bytes.
 const MOST_BYTES: usize = 256 << 20;
@@ -44,22 +53,9 @@ const TTL: Duration = Duration::from_secs(600);
 
 /// The ended prompts of this node. Clones share them.
 #[derive(Clone, Default)]
-pub struct Recollections(Arc<Mutex<Vec<Remembered>>>);
-
-/// One of them. Its tokens are a user's words: it has no `Debug`.
-pub(super) struct Remembered {
-    /// What it is called at the own worker.
-    pub(super) place: SessionId,
-    pub(super) model: ModelId,
-    pub(super) rounding: Rounding,
-    pub(super) kind: SessionKind,
-    /// Those whose rows were computed.
-    pub(super) tokens: Vec<u32>,
-    pub(super) logs: Logs,
-    /// Who ran what, and who computed along.
-    pub(super) segments: Vec<Segment>,
-    pub(super) followers: Vec<Segment>,
-    pub(super) used: Instant,
+pub struct Recollections {
+    all: Arc<Mutex<Vec<Remembered>>>,
+    file: Option<RecallFile>,
 }
 
 /// The beginning of a prompt that was computed before.
@@ -85,9 +81,28 @@ fn common(one: &[u32], other: &[u32]) -> usize {
 }
 
 impl Recollections {
+    /// Those in `place`, which are kept there too from now on.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn on_disk(place: &Place) -> Result<Self> {
+        let (file, mut all) = RecallFile::open(place)?;
+        all.truncate(MOST);
+        Ok(Self { all: Arc::new(Mutex::new(all)), file: Some(file) })
+    }
+
+    /// Whether they outlast this process.
+    pub(super) fn are_on_disk(&self) -> bool {
+        self.file.is_some()
+    }
+
+    fn ttl(&self) -> Duration {
+        if self.are_on_disk() { KEPT_FOR } else { TTL }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Remembered>> {
         // Each of them is whole whatever happened to another.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The longest beginning of `prompt` that was computed for `wire`, rounded at `boundaries` where these are fixed already. The last
@@ -100,7 +115,8 @@ impl Recollections {
         (wire, boundaries): (Wire, Option<&[u32]>),
     ) -> Recalled {
         let (mut all, now) = (self.lock(), Instant::now());
-        all.retain(|it| now.saturating_duration_since(it.used) <= TTL);
+        let ttl = self.ttl();
+        all.retain(|it| now.saturating_duration_since(it.used) <= ttl);
         let most = prompt.len().saturating_sub(1);
         let fits = |it: &Remembered| {
             let rounding = &it.rounding;
@@ -141,10 +157,14 @@ impl Recollections {
                 && new.tokens.starts_with(&it.tokens)
         };
         let mut gone: Vec<SessionId> = all.extract_if(.., |it| covered(it)).map(|it| it.place).collect();
+        self.file.iter().for_each(|file| file.put(&new));
         all.push(new);
         while all.len() > MOST || all.iter().map(|it| it.logs.bytes()).sum::<usize>() > MOST_BYTES {
             let Some(oldest) = (0..all.len()).min_by_key(|at| all[*at].used) else { break };
             gone.push(all.remove(oldest).place);
+        }
+        if let Some(file) = &self.file {
+            gone.iter().for_each(|place| file.remove(*place));
         }
         gone
     }
@@ -152,6 +172,7 @@ impl Recollections {
     /// What a session left behind is not to be used.
     pub(super) fn forget(&self, place: SessionId) {
         self.lock().retain(|it| it.place != place);
+        self.file.iter().for_each(|file| file.remove(place));
     }
 }
 

@@ -28,6 +28,15 @@ struct Log {
     authors: Vec<(u32, NodeId)>,
 }
 
+/// What is logged of the rows that enter a layer.
+pub(super) struct LoggedRows<'a> {
+    pub(super) layer: u32,
+    pub(super) wire: Wire,
+    pub(super) bytes: &'a [u8],
+    /// Who gave the rows, and from which position on.
+    pub(super) authors: &'a [(u32, NodeId)],
+}
+
 /// What became of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Added {
@@ -63,6 +72,36 @@ impl Logs {
         let logs: BTreeMap<u32, Log> = self.logs.iter().map(cut).collect();
         let bytes = logs.values().map(|log| log.bytes.len()).sum();
         Self { hidden: self.hidden, tentative: u32::MAX, bytes, logs }
+    }
+
+    /// Values of a row.
+    pub(super) fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// All that is logged.
+    pub(super) fn all(&self) -> impl Iterator<Item = LoggedRows<'_>> {
+        self.logs.iter().map(|(layer, log)| LoggedRows {
+            layer: *layer,
+            wire: log.wire,
+            bytes: &log.bytes,
+            authors: &log.authors,
+        })
+    }
+
+    /// Adds the log of a layer as [`Logs::all`] gave it; `None` for rows that no log holds.
+    pub(super) fn restore(
+        &mut self,
+        layer: u32,
+        wire: Wire,
+        bytes: &[u8],
+        authors: Vec<(u32, NodeId)>,
+    ) -> Option<()> {
+        let row_bytes = codec::encoded_len(wire, 1, self.hidden)?;
+        codec::check(wire, self.hidden, bytes.len() / row_bytes, bytes).ok()?;
+        self.bytes += bytes.len();
+        self.logs.insert(layer, Log { wire, row_bytes, bytes: bytes.to_vec(), authors });
+        (self.bytes <= MAX_LOG_BYTES).then_some(())
     }
 
     /// What is logged, bytes.

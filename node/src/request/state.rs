@@ -29,7 +29,8 @@ use super::{
     draft::Drafts,
     followers::Followers,
     plan::{Means, Plan, Report},
-    recall::{Recalled, Remembered},
+    recall::Recalled,
+    remembered::Remembered,
     replay_log::Logs,
     timing::Timing,
 };

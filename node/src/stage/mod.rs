@@ -187,7 +187,8 @@ impl Stage {
         let Running { stage, .. } = running;
         stage.table.leave(stage.requester, stage.session);
         let worker = stage.worker.get();
-        worker.close_but(stage.place(), keep);
+        // What strangers asked stays in memory.
+        worker.close_but(stage.place(), keep, false);
         let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
         drop((permit, slot));

@@ -386,8 +386,7 @@ mod tests {
 
     fn asked(layers: (u32, u32)) -> Load {
         Load {
-            path: None,
-            bytes: 0,
+            file: None,
             verify: false,
             model: Some([1; 32]),
             exact: Some(true),
@@ -401,6 +400,7 @@ mod tests {
             processors: Vec::new(),
             nice: false,
             measure: true,
+            state_secret: None,
         }
     }
 
@@ -472,7 +472,7 @@ mod tests {
         let chunks = (0..4).map(|n| job(n, 1, 0, 256)).chain([job(9, 2, 0, 1), job(10, 2, 0, 1)]);
         check(chunks.collect(), &[&[0], &[9], &[1], &[10], &[2], &[3]]);
         // Nothing overtakes a frame that is no job; a job without a caller goes alone.
-        let close = (Ask::Close { session: bytes(1), keep: Vec::new() }, Vec::new());
+        let close = (Ask::Close { session: bytes(1), keep: Vec::new(), file: false }, Vec::new());
         check(vec![job(0, 1, 0, 1), close, job(1, 2, 0, 1)], &[&[0], &[1]]);
         check(vec![job(0, 77, 0, 1), job(1, 78, 0, 1)], &[&[0], &[1]]);
     }
@@ -508,8 +508,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let contents = shape.to_bytes(&quant::Q8_0, 9).unwrap();
         std::fs::write(file.path(), &contents).unwrap();
-        let path = Some(file.path().as_os_str().as_encoded_bytes().to_vec());
-        let asked = Load { path, bytes: contents.len() as u64, ..asked((1, 3)) };
+        let path = file.path().as_os_str().as_encoded_bytes().to_vec();
+        let asked = Load { file: Some((path, contents.len() as u64)), ..asked((1, 3)) };
         let device = open_device(&asked).unwrap();
         let model = Loaded::load(&asked, Some(file.reopen().unwrap()), device).unwrap();
         let mut engine = Batcher::new(&model, u64::MAX).unwrap();

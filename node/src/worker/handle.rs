@@ -89,13 +89,18 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         }
         _ => false,
     };
-    let load = load(&spec, threads, cores.as_ref(), file.as_ref(), verify).map_err(dead)?;
+    let mut load = load(&spec, threads, cores.as_ref(), file.as_ref(), verify).map_err(dead)?;
+    let lent = if spec.measure == Measure::Trial { None } else { spec.room.lend(spec.model) };
+    load.state_secret = lent.as_ref().map(|(ticket, _)| ticket.secret);
     let (ours, theirs) = StdStream::pair().map_err(dead)?;
     // The frame fits the socket's buffer: nothing waits for a child that does not exist yet.
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;
     frame.write(&mut &ours).map_err(dead)?;
     if let Some(file) = &file {
         descriptors::send(&ours, &[&file.file]).map_err(dead)?;
+    }
+    if let Some((ticket, _)) = &lent {
+        descriptors::send(&ours, &[&ticket.file]).map_err(dead)?;
     }
     ours.set_nonblocking(true).map_err(dead)?;
     let (read, write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
@@ -120,6 +125,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         program,
         keeps: OnceLock::new(),
         _cores: cores,
+        states: Mutex::new(lent.map(|(_, loan)| loan)),
         guard: spec.guard,
         room: spec.room,
         costs: ready.costs.clone(),
@@ -159,8 +165,7 @@ fn load(
     let processors = cores.map_or(&[][..], Cores::processors);
     let model = spec.model.map(|model| *model.as_bytes());
     Ok(ipc::Load {
-        path: file.map(|file| file.path.as_os_str().as_bytes().to_vec()),
-        bytes: file.map_or(0, |file| file.bytes),
+        file: file.map(|file| (file.path.as_os_str().as_bytes().to_vec(), file.bytes)),
         model,
         verify,
         exact: spec.class.map(|class| class == Class::D1),
@@ -174,6 +179,7 @@ fn load(
         processors: processors.iter().map(|processor| *processor as u32).collect(),
         nice: spec.nice,
         measure: spec.measure != Measure::Nothing,
+        state_secret: None,
     })
 }
 
@@ -227,6 +233,7 @@ impl Worker {
             program: Default::default(),
             keeps: OnceLock::new(),
             _cores: None,
+            states: Mutex::default(),
             guard: PoisonGuard::default(),
             room: Room::default(),
             costs: None,
@@ -408,13 +415,14 @@ impl Worker {
 
     /// Forgets a session, after the jobs queued before. If too much is queued, the session's idle time does it.
     pub fn close(&self, session: SessionId) {
-        self.close_but(session, Vec::new());
+        self.close_but(session, Vec::new(), false);
     }
 
     /// As [`Worker::close`], but for what sessions that begin alike may need: by first layer of a range, how many positions of it. They are
-    /// kept within the memory that no open session needs, and [`OpenSession::kept`] names them.
-    pub fn close_but(&self, session: SessionId, keep: Vec<(u32, u32)>) {
-        if self.post(&Ask::Close { session: *session.as_bytes(), keep }).is_ok() {
+    /// kept within the memory that no open session needs, and [`OpenSession::kept`] names them; with `file` on disk as well, if the worker
+    /// room has a place there ([`Room::with_states`]).
+    pub fn close_but(&self, session: SessionId, keep: Vec<(u32, u32)>, file: bool) {
+        if self.post(&Ask::Close { session: *session.as_bytes(), keep, file }).is_ok() {
             lock(&self.shared.state).open.retain(|key, _| key.0 != session);
         }
     }

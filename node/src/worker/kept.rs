@@ -15,6 +15,8 @@ use std::{
 use scheduler::{LayerRange, Millis, SessionId, SessionKind, keep::Shelf};
 use shard::{round::Rounding, state::SessionState};
 
+use super::filed::Filed;
+
 /// A session and the first layer of one of its ranges.
 pub(super) type Key = (SessionId, u32);
 
@@ -37,12 +39,25 @@ pub(super) struct Kept {
     began: Instant,
     /// Memory that the daemon leaves for it now, bytes.
     limit: u64,
+    /// What is on disk as well.
+    filed: Option<Filed>,
 }
 
 impl Kept {
     /// Nothing yet.
     pub(super) fn new() -> Self {
-        Self { shelf: Shelf::default(), states: HashMap::new(), began: Instant::now(), limit: u64::MAX }
+        let (shelf, states) = Default::default();
+        Self { shelf, states, began: Instant::now(), limit: u64::MAX, filed: None }
+    }
+
+    /// From now on there is a place on disk as well.
+    pub(super) fn set_filed(&mut self, filed: Option<Filed>) {
+        self.filed = filed;
+    }
+
+    /// What is on disk as well.
+    pub(super) fn filed(&mut self) -> Option<&mut Filed> {
+        self.filed.as_mut()
     }
 
     fn now(&self, now: Instant) -> Millis {
@@ -85,6 +100,7 @@ impl Kept {
 
     /// Forgets what a session has computed.
     pub(super) fn forget(&mut self, session: SessionId) {
+        self.filed.iter_mut().for_each(|filed| filed.forget(session));
         self.states.retain(|key, _| {
             key.0 != session || {
                 self.shelf.remove(*key);

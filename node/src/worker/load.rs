@@ -236,12 +236,12 @@ fn is_exact(device: &Device, known: Option<bool>) -> Result<bool> {
 }
 
 fn open(load: &Load, file: Option<File>) -> Result<(Gguf, ModelId)> {
-    let Some(path) = &load.path else {
+    let Some((path, bytes)) = &load.file else {
         let id = load.model.unwrap_or_else(library::embedded_hash);
         return Ok((library::parse(None)?, ModelId::new(id)));
     };
     let file = file.ok_or_else(|| Error::usage("the daemon sent no file with its name"))?;
-    let located = Located { file, bytes: load.bytes, path: ipc::path(path), rest: Vec::new() };
+    let located = Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new() };
     let id = match load.model {
         Some(id) if !load.verify => id,
         known => {
@@ -268,5 +268,7 @@ fn hash(file: &File) -> Result<[u8; 32]> {
 fn name(gguf: &Gguf, load: &Load) -> String {
     let stem = |bytes: &Vec<u8>| Some(ipc::path(bytes).file_stem()?.to_string_lossy().into_owned());
     let named = gguf.metadata().str("general.name").map(str::to_string);
-    named.or_else(|| load.path.as_ref().and_then(stem)).unwrap_or_else(|| library::DEFAULT_MODEL.to_string())
+    named
+        .or_else(|| load.file.as_ref().and_then(|(path, _)| stem(path)))
+        .unwrap_or_else(|| library::DEFAULT_MODEL.to_string())
 }

@@ -34,6 +34,7 @@ mod echo;
 mod fastest;
 #[cfg(debug_assertions)]
 mod fault;
+mod filed;
 mod handle;
 mod identity;
 pub mod ipc;

@@ -28,6 +28,7 @@ use shard::{draft::DraftToken, executor::Device, golden, kernels::threads::Pool}
 use super::{
     MAX_JOBS,
     batcher::{Asked, Batcher},
+    filed::Filed,
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
     load::{self, Loaded},
     probe,
@@ -36,6 +37,7 @@ use super::{
 use crate::{
     Error, Result,
     confine::{self, Confinement, Purpose, descriptors, watch},
+    state_store::{StateStore, Ticket},
 };
 
 /// Frames between two threads.
@@ -68,16 +70,23 @@ pub fn run() -> Result<()> {
     let Some((Ask::Load(load), _)) = ipc::read(&mut writer)? else {
         return Err(Error::usage("the daemon's first frame asks for no model"));
     };
-    let file = match load.path {
+    let file = match load.file {
         Some(_) => descriptors::receive(&writer)?.into_iter().next().map(File::from),
         None => None,
+    };
+    let ticket = match load.state_secret {
+        None => None,
+        Some(secret) => {
+            let sent = descriptors::receive(&writer)?.into_iter().next();
+            sent.map(|file| Ticket { file: File::from(file), secret })
+        }
     };
     if load.nice {
         confine::give_way();
     }
     // The processors are told by files that cannot be opened from here on.
     Pool::physical_cores();
-    let memory = confine::for_model(load.bytes, load.kv_bytes);
+    let memory = confine::for_model(load.file.as_ref().map_or(0, |(_, bytes)| *bytes), load.kv_bytes);
     let confinement = confine::enter_worker(Purpose::Compute, &load.device, memory);
     let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
     let (tells, written) = spawn_writer(writer)?;
@@ -87,7 +96,8 @@ pub fn run() -> Result<()> {
             let _ = tells.try_send(told);
         }
     })?;
-    let outcome = compute(&load, file, confinement, &asks, &tells);
+    let filed = ticket.map(StateStore::open).transpose()?.map(Filed::new);
+    let outcome = compute(&load, (file, filed), confinement, &asks, &tells);
     drop(tells);
     // What was said last is read before this process ends.
     let _ = written.join();
@@ -101,7 +111,7 @@ fn unfit(why: String) -> io::Result<Frame> {
 /// Loads the model and computes with it until the daemon goes.
 fn compute(
     load: &Load,
-    file: Option<File>,
+    (file, filed): (Option<File>, Option<Filed>),
     confinement: Confinement,
     asks: &Receiver<Asked>,
     tells: &SyncSender<Frame>,
@@ -129,7 +139,8 @@ fn compute(
     };
     let begin = || {
         let mut ready = ready(&loaded, load, confinement)?;
-        let engine = Batcher::new(&loaded, load.kv_bytes)?;
+        let mut engine = Batcher::new(&loaded, load.kv_bytes)?;
+        engine.sessions.kept().set_filed(filed);
         // What passes take is taken now.
         ready.memory.kv_bytes = loaded.state_room(load.kv_bytes);
         Ok((engine, ready))
@@ -315,6 +326,7 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
                 tell(Tell::Closed { session: *session.as_bytes(), first }, Vec::new());
             }
             engine.drafts.sweep(now);
+            engine.sessions.kept().filed().into_iter().for_each(|filed| filed.write(now));
             tell_kept(engine, &mut kept_bytes, &mut tell);
         }
     }
@@ -383,8 +395,8 @@ fn answer(
         Ask::Truncate { session, to } => {
             return engine.sessions.truncate(ipc::session(session), to, now);
         }
-        Ask::Close { session, keep } => {
-            engine.sessions.close(ipc::session(session), &keep, now);
+        Ask::Close { session, keep, file } => {
+            engine.sessions.close(ipc::session(session), &keep, file, now);
             engine.drafts.close(ipc::session(session));
             return Ok(());
         }

@@ -7,23 +7,28 @@
 //! What workers keep of ended sessions has what is left, and gives way: each says how much that is ([`Keeps`]), and is told to keep
 //! less when a range needs it.
 //!
+//! A place on disk for what workers keep comes along: one worker at a time has it, of the model that it is for.
+//!
 //! Limits: a range counts as what it may grow to, as in the worker, and pages that it shares count for each. What was told to go counts
 //! as gone at once: for the moment until the worker reads it there may be as much more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use scheduler::ModelId;
 use tokio::sync::mpsc::{Sender, WeakSender};
 
 use super::{
     Fault,
     ipc::{Ask, Frame},
 };
+use crate::state_store::{Loan, Place, Ticket};
 
 /// See the module's page; clones share it.
 #[derive(Clone, Debug)]
 pub struct Room {
     most_bytes: u64,
     inside: Arc<Mutex<Inside>>,
+    states: Option<(ModelId, Arc<Place>)>,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +81,23 @@ impl Default for Room {
 impl Room {
     /// So much for all.
     pub fn new(most_bytes: u64) -> Self {
-        Self { most_bytes, inside: Arc::default() }
+        Self { most_bytes, inside: Arc::default(), states: None }
+    }
+
+    /// The same, empty, for `most_bytes`.
+    pub fn bounded(&self, most_bytes: u64) -> Self {
+        Self { states: self.states.clone(), ..Self::new(most_bytes) }
+    }
+
+    /// With a place on disk for states of `model`.
+    pub fn with_states(self, model: ModelId, place: Place) -> Self {
+        Self { states: Some((model, Arc::new(place))), ..self }
+    }
+
+    /// The place on disk, for a worker of `model`, if no other has it.
+    pub(super) fn lend(&self, model: Option<ModelId>) -> Option<(Ticket, Arc<Loan>)> {
+        let (of, place) = self.states.as_ref()?;
+        if Some(*of) == model { place.lend() } else { None }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {

@@ -112,7 +112,7 @@ impl<'m> Sessions<'m> {
                 Some(SampleLoop::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
             }
         };
-        let fresh = self.model.stages[stage].new_state_with(layers, kind).map_err(refused)?;
+        let mut fresh = self.model.stages[stage].new_state_with(layers, kind).map_err(refused)?;
         let mut old: Vec<Held> = replaced.iter().filter_map(|key| self.held.remove(key)).collect();
         let fits = |held: &Held| held.layers == layers && held.state.kind() == kind;
         let same = old.iter().position(fits);
@@ -120,7 +120,16 @@ impl<'m> Sessions<'m> {
         let at = open.at.min(open.positions) as usize;
         let mut state = match same {
             Some(at) => old.swap_remove(at).state,
-            None => self.kept.share(&named, (layers, &rounding, kind), at, now).unwrap_or(fresh),
+            None => {
+                let what = (layers, &rounding, kind);
+                let shared = self.kept.share(&named, what, at, now);
+                let have = shared.as_ref().map_or(0, SessionState::len);
+                let filed = self.kept.filed();
+                match filed.is_some_and(|filed| filed.read(&named, what, (have, at), &mut fresh)) {
+                    true => fresh,
+                    false => shared.unwrap_or(fresh),
+                }
+            }
         };
         let have = state.rewind(at) as u32;
         if let Some(mut conductor) = conductor {
@@ -231,13 +240,16 @@ impl<'m> Sessions<'m> {
         self.conductors.get_mut(&session).map_or(Ok(()), |conductor| conductor.truncate(to as usize))
     }
 
-    /// Forgets `session`, but for the positions of its ranges that are to be kept, by first layer.
-    pub(super) fn close(&mut self, session: SessionId, keep: &[(u32, u32)], now: Instant) {
+    /// Forgets `session`, but for the positions of its ranges that are to be kept, by first layer; on disk as well if `file`.
+    pub(super) fn close(&mut self, session: SessionId, keep: &[(u32, u32)], file: bool, now: Instant) {
         for (key, held) in self.held.extract_if(|key, _| key.0 == session) {
             let Some((_, upto)) = keep.iter().find(|(first, _)| *first == key.1) else { continue };
             let Held { layers, mut state, rounding, .. } = held;
             let len = state.rewind(*upto as usize) as u32;
             let cost = self.model.costs.weight(layers, len / 2);
+            if let Some(filed) = self.kept.filed().filter(|_| file) {
+                filed.put((session, layers), &rounding, &state, now);
+            }
             self.kept.put(key, Ended { layers, rounding, state }, cost, now);
         }
         self.conductors.remove(&session);

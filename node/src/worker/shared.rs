@@ -24,7 +24,10 @@ use super::{
     ipc::{self, Frame, Tell, Trouble},
     room::{Keeps, Part},
 };
-use crate::confine::child::{Child, lock};
+use crate::{
+    confine::child::{Child, lock},
+    state_store::Loan,
+};
 
 /// What the handles and the reader task share.
 pub(super) struct Shared {
@@ -34,6 +37,8 @@ pub(super) struct Shared {
     pub(super) program: PathBuf,
     /// What the child's threads are bound to; claimed for as long as this is there.
     pub(super) _cores: Option<Cores>,
+    /// While the child runs, no other worker writes where it keeps states.
+    pub(super) states: Mutex<Option<Arc<Loan>>>,
     pub(super) guard: PoisonGuard,
     pub(super) room: Room,
     /// What the child keeps of ended sessions, as the room counts it.
@@ -174,6 +179,7 @@ impl Shared {
     /// The child is gone: suspects what it was doing, fails what waits, and returns an output for each open range.
     fn bury(&self, why: String) -> Vec<Output> {
         self.alive.store(false, Ordering::SeqCst);
+        lock(&self.states).take();
         let mut state = lock(&self.state);
         let State { replies, jobs, open, .. } = std::mem::take(&mut *state);
         state.dead = Some(why.clone());

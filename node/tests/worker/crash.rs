@@ -147,8 +147,7 @@ fn started(arguments: &[&str]) -> (std::process::Child, UnixStream) {
 
 fn load() -> Frame {
     let load = Load {
-        path: None,
-        bytes: 0,
+        file: None,
         verify: false,
         model: None,
         exact: Some(true),
@@ -162,6 +161,7 @@ fn load() -> Frame {
         processors: Vec::new(),
         nice: true,
         measure: true,
+        state_secret: None,
     };
     Frame::new(&Ask::Load(load), Vec::new()).unwrap()
 }

@@ -23,6 +23,7 @@ async fn serving(args: &EngineArgs) -> Arc<Confined> {
         64 << 20,
         Default::default(),
         Default::default(),
+        None,
     )
     .unwrap();
     settled(&confined).await;

@@ -33,11 +33,15 @@ use crate::{
     output::{self, Waiting, human_bytes, say},
     private_folder,
     reports::{FetchReport, JoinLine, ModelReport},
-    worker::{Source, Spec},
+    request::Recollections,
+    state_store::Place,
+    worker::{Room, Source, Spec},
 };
 
 /// Pieces of news on their way to the screen; the node drops what does not fit.
 const NEWS: usize = 256;
+/// The part of `--keep-state` that is for tokens and rows of ended prompts, the rest being for states: one in so many.
+const LOG_PART: u64 = 16;
 
 pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
@@ -101,6 +105,12 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let data = home.clone();
     let answers = args.api.api.map(|_| args.api.http.answers);
     let governor = Governor::new(doors::limits(answers, Some(args.hold.memory << 20)));
+    let states = states(&home, which.id, args.keep.bytes()?)?;
+    let memory = states.as_ref().map(|(_, log)| Recollections::on_disk(log)).transpose()?.unwrap_or_default();
+    let room = match states.zip(which.id) {
+        Some(((states, _), model)) => Room::default().with_states(model, states),
+        None => Room::default(),
+    };
     let setup = Setup {
         worker: Spec {
             context,
@@ -110,6 +120,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
             kv_bytes: args.hold.memory << 20,
             pin: !args.engine.no_pin,
             nice: true,
+            room,
             ..Spec::new(source)
         },
         model: FirstModel {
@@ -129,6 +140,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         front: daemon::Front { about, swarm: args.reach.swarm.clone(), door: Some(door) },
         drafter,
         keeps: !args.no_journal,
+        memory,
     };
     let (stop, stopped) = watch::channel(false);
     let on_interrupt = stop.clone();
@@ -189,6 +201,21 @@ fn drafter(args: &JoinArgs, name: &str, home: &Path, known: &[Signed]) -> Result
     })?;
     let source = here.path.map_or(Source::Embedded, Source::File);
     Ok(DraftWith { name: name.to_owned(), source, file_bytes: here.header.file_len })
+}
+
+/// Where states of ended prompts and what else they leave behind lie, in `bytes` together, if they are to be kept.
+fn states(home: &Path, model: Option<ModelId>, bytes: Option<u64>) -> Result<Option<(Place, Place)>> {
+    let Some(bytes) = bytes else { return Ok(None) };
+    let Some(model) = model else {
+        return Err(Error::usage(
+            "--keep-state needs a model whose content is known: fetch it first with `shoal model pull`, or name it by its id",
+        ));
+    };
+    let log = bytes / LOG_PART;
+    let places = [(b"states".as_slice(), bytes - log), (b"prompts", log)]
+        .map(|(what, bytes)| Place::open(home, &[what, model.as_bytes().as_slice()].concat(), bytes));
+    let [states, log] = places;
+    Ok(Some((states?, log?)))
 }
 
 fn caps(args: &CapsArgs) -> Caps {

@@ -131,14 +131,14 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// No prompt yet; answers are kept below `home` if `keeps`.
-    pub(super) fn new(node: Node, home: PathBuf, keeps: bool) -> (Self, Inbox) {
+    /// No prompt yet, but for what ended ones left in `memory`; answers are kept below `home` if `keeps`.
+    pub(super) fn new(node: Node, home: PathBuf, keeps: bool, memory: Recollections) -> (Self, Inbox) {
         let (routes, route) = mpsc::channel(control::QUESTIONS);
         let (conductors, conductor) = mpsc::channel(control::QUESTIONS);
         let (reroutes, reroute) = mpsc::channel(control::QUESTIONS);
         let (finished, over) = mpsc::channel(control::QUESTIONS);
         let inbox = Inbox { routes: route, conductors: conductor, reroutes: reroute, finished: over };
-        let (in_flight, memory, history) = Default::default();
+        let (in_flight, history) = Default::default();
         (
             Self { node, home, keeps, in_flight, memory, history, routes, conductors, reroutes, finished },
             inbox,

@@ -195,7 +195,7 @@ impl Serving {
         let (news, told) = mpsc::channel(NEWS);
         let inbox = Inbox { served, died, restarted, moved, content, news: told };
         let table = SessionTable::default();
-        let spec = worker::Spec { model: Some(model), room: worker::Room::new(kv_bytes), ..worker };
+        let spec = worker::Spec { model: Some(model), room: worker.room.bounded(kv_bytes), ..worker };
         let weights = Weights::new(caps.weights_bytes);
         let beside_it = beside.iter().map(|beside| {
             let spec = worker::Spec { model: None, class: None, ..spec.clone() };

@@ -13,6 +13,7 @@
 //! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
 //! as fit the memory for caches run, the others wait in their order; [`MAX_UNREAD`] events wait for each reader.
 
+mod cold;
 mod echo;
 mod gauges;
 mod pooling;
@@ -43,18 +44,20 @@ use shard::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use self::{
+    cold::ColdPrefixes,
+    pooling::{Pooling, Texts},
+    session::Session,
+};
 pub use self::{
     echo::Echo,
     gauges::{Gauges, Reading},
-};
-use self::{
-    pooling::{Pooling, Texts},
-    session::Session,
 };
 use crate::{
     Result,
     constrain::Constraint,
     model::{CHUNK_ROWS, Model, ModelDrafter},
+    state_store::StateStore,
 };
 
 /// Sessions computed at once; each costs a row of every pass and its cache.
@@ -186,8 +189,8 @@ impl Room {
 }
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
-/// that begin like earlier ones.
-pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
+/// that begin like earlier ones; what these forget may come back from `store`.
+pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize, store: Option<StateStore>) -> Result<()> {
     let (vocab, encodes) = (model.executor.blueprint().vocab, model.executor.blueprint().encodes());
     let drafter = model.drafter.as_ref().map(|drafter| DraftModel::new(&*drafter.executor)).transpose()?;
     let kv_bytes = kv_bytes.saturating_sub(drafter_bytes(model));
@@ -205,6 +208,7 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
         pooling: Pooling::default(),
         drafter,
         kept: PrefixCache::new(kv_bytes / 4),
+        cold: store.map(|store| ColdPrefixes::new(store, kv_bytes / 16)),
         kv_bytes: kv_bytes - kv_bytes / 4,
         logits: vec![0.0; vocab],
         spread: Vec::new(),
@@ -252,6 +256,7 @@ struct Batch<'m> {
     /// What the draft model remembers of the text that it read last.
     drafter: Option<DraftModel>,
     kept: PrefixCache,
+    cold: Option<ColdPrefixes>,
     kv_bytes: usize,
     logits: Vec<f32>,
     /// Rows of logits of which a device found the largest.
@@ -263,10 +268,15 @@ impl<'m> Batch<'m> {
     fn take(&mut self, work: &Receiver<Work>) -> bool {
         self.waiting.retain(|job| !job.events.is_closed());
         let idle = self.sessions.is_empty() && self.waiting.is_empty() && self.pooling.is_idle();
+        let due = self.cold.as_mut().and_then(|cold| cold.write(Instant::now()));
         if idle {
-            match work.recv() {
+            match due.map_or_else(
+                || work.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                |due| work.recv_timeout(due),
+            ) {
                 Ok(work) => self.put(work),
-                Err(_) => return false,
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
             }
         } else if !self.pooling.is_running() && self.sessions.iter().all(|session| session.is_unread()) {
             match work.recv_timeout(IDLE) {
@@ -324,6 +334,7 @@ impl<'m> Batch<'m> {
             waiting: (self.waiting.len() + self.pooling.waiting()) as u64,
             kv_used_bytes: used as u64,
             kv_kept_bytes: kept as u64,
+            kv_disk_bytes: self.cold.as_ref().map_or(0, ColdPrefixes::bytes),
             kv_capacity_bytes: (self.kv_bytes + self.kept.limit_bytes()) as u64,
         }
     }
@@ -343,7 +354,8 @@ impl<'m> Batch<'m> {
             }
             let Some(job) = self.waiting.pop_front() else { return };
             let events = job.events.clone();
-            match Session::begin(self.model, job, &mut self.kept, room, bytes) {
+            let kept = (&mut self.kept, self.cold.as_mut());
+            match Session::begin(self.model, job, kept, room, bytes) {
                 Ok(session) => self.sessions.push(session),
                 Err(error) => {
                     let why = error.to_string();
@@ -450,6 +462,9 @@ impl<'m> Batch<'m> {
             if session.over || session.job.events.is_closed() {
                 let session = self.sessions.remove(index);
                 session.report(session.over);
+                if let Some(cold) = &mut self.cold {
+                    cold.put(&session.ids, &session.state, Instant::now());
+                }
                 self.kept.put(session.ids, session.state);
             } else {
                 index += 1;

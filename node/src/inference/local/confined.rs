@@ -11,8 +11,8 @@
 use std::{
     collections::HashMap,
     io,
-    os::unix::net::UnixStream as StdStream,
-    path::PathBuf,
+    os::unix::{fs::MetadataExt, net::UnixStream as StdStream},
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -55,7 +55,7 @@ use super::{
     wire::{self, EngineSpec, FromEngine, ToEngine, WINDOW},
 };
 use crate::{
-    Result,
+    Error, Result,
     cli::EngineArgs,
     confine::{
         self,
@@ -64,6 +64,7 @@ use crate::{
     },
     constrain::trial,
     library, memory,
+    state_store::Place,
 };
 
 /// Engines that may die while they load a model, one after the other: the model kills them, and the next one too.
@@ -92,6 +93,8 @@ struct Shared {
     governor: Governor,
     /// What may draft tokens of requests that do not say.
     draft: Draft,
+    /// Where states of ended answers lie, and of which files they are.
+    place: Option<(Place, Vec<u8>)>,
     next: AtomicU64,
     state: Mutex<State>,
 }
@@ -136,12 +139,19 @@ impl Running {
 
 impl Confined {
     /// Starts an engine for the model of `args`, and another one whenever one dies. `kv_bytes` bounds the memory of all
-    /// sessions, `draft` says what may draft tokens of requests that do not, and forms of answers are tried under `governor`. Call it inside a tokio runtime.
+    /// sessions, `draft` says what may draft tokens of requests that do not, forms of answers are tried under `governor`, and states of
+    /// ended answers are kept on disk as `keep_state` says. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// When this program cannot be found again.
-    pub fn start(args: &EngineArgs, kv_bytes: usize, draft: Draft, governor: Governor) -> Result<Arc<Self>> {
-        Self::of(std::env::current_exe()?, args, kv_bytes, draft, governor)
+    pub fn start(
+        args: &EngineArgs,
+        kv_bytes: usize,
+        draft: Draft,
+        governor: Governor,
+        keep_state: Option<(&Path, u64)>,
+    ) -> Result<Arc<Self>> {
+        Self::of(std::env::current_exe()?, args, kv_bytes, draft, governor, keep_state)
     }
 
     /// As [`Self::start`], with the program that engines are started from.
@@ -154,6 +164,7 @@ impl Confined {
         kv_bytes: usize,
         draft: Draft,
         governor: Governor,
+        keep_state: Option<(&Path, u64)>,
     ) -> Result<Arc<Self>> {
         let spec = EngineSpec {
             model: args.model.clone(),
@@ -168,9 +179,15 @@ impl Confined {
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,
+            state_secret: None,
         };
+        let place = keep_state.map(|(home, bytes)| {
+            let files = identity(library::locate(&args.model)?.as_ref())?;
+            Ok::<_, Error>((Place::open(home, &files, bytes)?, files))
+        });
+        let place = place.transpose()?;
         let (next, state) = (AtomicU64::new(1), Mutex::default());
-        let shared = Arc::new(Shared { spec, program, governor, draft, next, state });
+        let shared = Arc::new(Shared { spec, program, governor, draft, place, next, state });
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }
@@ -210,6 +227,17 @@ impl Drop for Confined {
         // Without a sender the writer ends, and with it the stream and the engine.
         lock(&self.shared.state).engine = None;
     }
+}
+
+/// What the files of a model are, as far as the system says: a state of another content means nothing.
+fn identity(located: Option<&library::Located>) -> io::Result<Vec<u8>> {
+    let Some(located) = located else { return Ok(library::embedded_hash().to_vec()) };
+    let mut out = located.path.as_os_str().as_encoded_bytes().to_vec();
+    for (file, bytes) in located.files() {
+        let about = file.metadata()?;
+        out.extend(format!("|{bytes} {} {} {}", about.ino(), about.mtime(), about.mtime_nsec()).into_bytes());
+    }
+    Ok(out)
 }
 
 /// Has an engine running as long as that makes sense.
@@ -288,12 +316,18 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
     let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
     spec.processors = cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
+    // A file that was replaced is another model.
+    let place =
+        shared.place.as_ref().filter(|(_, files)| identity(located.as_ref()).is_ok_and(|now| now == *files));
+    let ticket = place.and_then(|(place, _)| place.ticket().ok());
+    spec.state_secret = ticket.as_ref().map(|ticket| ticket.secret);
     // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(spec))?)?;
     for located in [&located, &drafter].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
     }
+    ticket.iter().try_for_each(|ticket| descriptors::send(&ours, &[&ticket.file]))?;
     ours.set_nonblocking(true)?;
     let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;
     let (mut read, mut write) = UnixStream::from_std(ours)?.into_split();

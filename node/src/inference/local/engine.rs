@@ -38,6 +38,7 @@ use crate::{
     confine::{self, Purpose, descriptors, watch},
     library::Located,
     model::{self, Model},
+    state_store::{StateStore, Ticket},
 };
 
 /// Messages on the way to the parent; a full channel stops the answers that have more to say.
@@ -64,6 +65,13 @@ pub fn run() -> Result<()> {
     };
     let located = receive(&stream, spec.file.as_ref())?;
     let drafter_file = receive(&stream, spec.drafter_file.as_ref())?;
+    let ticket = match spec.state_secret {
+        None => None,
+        Some(secret) => descriptors::receive(&stream)?
+            .into_iter()
+            .next()
+            .map(|file| Ticket { file: File::from(file), secret }),
+    };
     stream.set_nonblocking(true)?;
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
     Pool::physical_cores();
@@ -101,7 +109,8 @@ pub fn run() -> Result<()> {
         }
         Ok(model)
     };
-    let alone = Alone::of(load, name, kv_bytes)?;
+    let store = ticket.map(StateStore::open).transpose()?;
+    let alone = Alone::of(load, name, kv_bytes, store)?;
     runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?, failed).await })
 }
 

@@ -44,6 +44,7 @@ use crate::{
     constrain::Constraints,
     encode, memory,
     model::{self, Model},
+    state_store::StateStore,
 };
 
 /// How a node alone names itself.
@@ -71,14 +72,15 @@ impl Alone {
     /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
         let name = model_name(&args.model);
-        Self::of(move || Model::load(&args), name, kv_bytes)
+        Self::of(move || Model::load(&args), name, kv_bytes, None)
     }
 
-    /// As [`Self::start`], with a model that is loaded by `load` and called `name`.
+    /// As [`Self::start`], with a model that is loaded by `load` and called `name`, and where states of ended sessions lie on disk.
     pub(super) fn of(
         load: impl FnOnce() -> Result<Model> + Send + 'static,
         name: String,
         kv_bytes: usize,
+        store: Option<StateStore>,
     ) -> Result<Arc<Self>> {
         let state = Arc::new(OnceLock::new());
         let (jobs, work) = Jobs::new();
@@ -89,7 +91,7 @@ impl Alone {
             });
             match ready {
                 Ok(ready) => {
-                    if let Err(error) = batch::run(&ready.model, &work, kv_bytes) {
+                    if let Err(error) = batch::run(&ready.model, &work, kv_bytes, store) {
                         tracing::error!(%error, "the engine stopped");
                     }
                 }
@@ -523,6 +525,7 @@ fn gauges(reading: Reading, resident_bytes: Option<u64>) -> Vec<Metric> {
             "Memory of caches kept for prompts that begin like earlier ones.",
             reading.kv_kept_bytes,
         ),
+        gauge("kv_disk_bytes", "The same on disk (--keep-state).", reading.kv_disk_bytes),
         gauge("kv_capacity_bytes", "What all caches together may take.", reading.kv_capacity_bytes),
     ];
     metrics.extend(resident_bytes.map(|bytes| gauge(WORKER_RESIDENT.0, WORKER_RESIDENT.1, bytes)));

@@ -48,6 +48,8 @@ pub(super) struct EngineSpec {
     pub(super) no_pin: bool,
     /// Memory for the caches of all answers.
     pub(super) kv_bytes: usize,
+    /// What the file for states of ended answers is encrypted with, whose descriptor follows all others; `None` for no such file.
+    pub(super) state_secret: Option<[u8; 32]>,
 }
 
 /// To the process that computes.

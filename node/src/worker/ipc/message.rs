@@ -64,6 +64,8 @@ pub enum Ask {
         session: [u8; 16],
         /// First layers of the ranges whose caches stay for sessions that begin alike, and how many positions of each.
         keep: Vec<(u32, u32)>,
+        /// Whether on disk as well: a session of this node's own.
+        file: bool,
     },
     /// Draft for a session from now on. Answered by [`Tell::Opened`].
     OpenDraft {
@@ -189,10 +191,8 @@ pub enum Trouble {
 /// See [`crate::worker::Spec`].
 #[derive(Clone, Debug, Encode, Decode)]
 pub struct Load {
-    /// The file's path in the system's own bytes; `None` for the embedded model.
-    pub path: Option<Vec<u8>>,
-    /// The file's length. Its descriptor follows the frame.
-    pub bytes: u64,
+    /// The file's path in the system's own bytes, and its length; `None` for the embedded model. Its descriptor follows the frame.
+    pub file: Option<(Vec<u8>, u64)>,
     /// The model's hash, if it is known; the worker computes it otherwise.
     pub model: Option<[u8; 32]>,
     /// Whether the worker holds the file against the hash.
@@ -219,6 +219,8 @@ pub struct Load {
     pub nice: bool,
     /// Whether to measure speed before saying [`Ready`].
     pub measure: bool,
+    /// What the file for states of ended sessions is encrypted with, whose descriptor comes last; `None` for no such file.
+    pub state_secret: Option<[u8; 32]>,
 }
 
 /// See [`crate::worker::Ready`].

@@ -14,6 +14,7 @@ pub struct Gauges {
     waiting: AtomicU64,
     kv_used_bytes: AtomicU64,
     kv_kept_bytes: AtomicU64,
+    kv_disk_bytes: AtomicU64,
     kv_capacity_bytes: AtomicU64,
     lost: OnceLock<String>,
 }
@@ -29,6 +30,8 @@ pub struct Reading {
     pub kv_used_bytes: u64,
     /// Memory of caches kept for prompts that begin like earlier ones.
     pub kv_kept_bytes: u64,
+    /// The same on disk.
+    pub kv_disk_bytes: u64,
     /// What both together may take.
     pub kv_capacity_bytes: u64,
 }
@@ -42,6 +45,7 @@ impl Gauges {
             waiting: get(&self.waiting),
             kv_used_bytes: get(&self.kv_used_bytes),
             kv_kept_bytes: get(&self.kv_kept_bytes),
+            kv_disk_bytes: get(&self.kv_disk_bytes),
             kv_capacity_bytes: get(&self.kv_capacity_bytes),
         }
     }
@@ -61,6 +65,7 @@ impl Gauges {
         set(&self.waiting, reading.waiting);
         set(&self.kv_used_bytes, reading.kv_used_bytes);
         set(&self.kv_kept_bytes, reading.kv_kept_bytes);
+        set(&self.kv_disk_bytes, reading.kv_disk_bytes);
         set(&self.kv_capacity_bytes, reading.kv_capacity_bytes);
     }
 }

@@ -15,7 +15,7 @@ use shard::{
 };
 use tracing::{Span, field::Empty};
 
-use super::{EVENTS_PER_PASS, Job, named};
+use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named};
 use crate::{
     Result,
     constrain::Constraint,
@@ -61,11 +61,11 @@ enum Step {
 }
 
 impl<'m> Session<'m> {
-    /// One that begins with what is `kept` of its prompt and has `room` for so many tokens.
+    /// One that begins with what is `kept` of its prompt, in memory or on disk, and has `room` for so many tokens.
     pub(super) fn begin(
         model: &'m Model,
         mut job: Job,
-        kept: &mut PrefixCache,
+        (kept, cold): (&mut PrefixCache, Option<&mut ColdPrefixes>),
         room: usize,
         reserved_bytes: usize,
     ) -> Result<Self> {
@@ -75,6 +75,10 @@ impl<'m> Session<'m> {
         let stops = StopStrings::new(ask.stop.clone())?;
         // What is shown is told while it is computed, whatever was kept.
         let kept = if ask.echo.is_some() { None } else { kept.take(ask.kind, &ask.prompt) };
+        let have = kept.as_ref().map_or(0, SessionState::len);
+        let read = cold.filter(|_| ask.echo.is_none());
+        let read = read.and_then(|cold| cold.take(model, ask.kind, &ask.prompt, have));
+        let kept = read.or(kept);
         let range = model.executor.range();
         let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.kind), Ok)?;
         let mut ids = std::mem::take(&mut ask.prompt);

@@ -1,0 +1,174 @@
+//! Ended answers on disk, for prompts that begin like them when the memory has forgotten them or the process was another one.
+//!
+//! ```text
+//! name 0 = blake3 keyed ("shoal beginning 1" | tag of the state, kind of the session)
+//! name p = blake3 keyed (name p-1 | the next [`EVERY`] tokens)
+//! ```
+//!
+//! A state lies under its last name, and the note beside it holds all of its names, the first 16 bytes of each: what begins
+//! alike is found without a token being on disk. What ended is written [`COLD`] later, since a conversation's next turn begins
+//! with it and holds it whole.
+//!
+//! Bounds: [`MOST_FRESH`] states wait to be written, within a quarter of the memory of kept ones; what waits longest goes first.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use scheduler::SessionKind;
+use shard::state::SessionState;
+
+use crate::{
+    model::Model,
+    state_store::{StateStore, file::MAX_NOTE, file::Name},
+};
+
+/// Positions between names: fewer are computed sooner than they are read.
+const EVERY: usize = 64;
+/// An answer that ended so long ago is written.
+const COLD: Duration = Duration::from_secs(1);
+/// States that wait to be written.
+const MOST_FRESH: usize = 8;
+/// Bytes of a name in a note.
+const SHORT: usize = 16;
+
+type Beginning = [u8; SHORT];
+
+/// An answer that ended and is not on disk.
+struct Fresh {
+    names: Vec<Name>,
+    state: SessionState,
+    ended: Instant,
+}
+
+/// See the module's page.
+pub(super) struct ColdPrefixes {
+    store: StateStore,
+    /// Which state has a beginning, and how many positions it is.
+    beginnings: HashMap<Beginning, (Name, usize)>,
+    fresh: VecDeque<Fresh>,
+    /// What those may take of the memory, bytes.
+    limit_bytes: usize,
+}
+
+fn short(name: &Name) -> Beginning {
+    std::array::from_fn(|at| name[at])
+}
+
+/// The names of the beginnings of `tokens` under a `tag` and a `kind`, as many as a note holds.
+fn names(tag: u64, kind: SessionKind, tokens: &[u32]) -> Vec<Name> {
+    let key = format!("shoal beginning 1 {tag:016x} {kind}");
+    let key = *blake3::hash(key.as_bytes()).as_bytes();
+    let mut head = [0; 32];
+    let next = |piece: &[u32]| {
+        let mut hasher = blake3::Hasher::new_keyed(&key);
+        hasher.update(&head);
+        piece.iter().for_each(|token| {
+            hasher.update(&token.to_le_bytes());
+        });
+        head = *hasher.finalize().as_bytes();
+        head
+    };
+    tokens.chunks_exact(EVERY).take(MAX_NOTE / SHORT).map(next).collect()
+}
+
+impl ColdPrefixes {
+    /// What is in `store`; what waits to be written takes `limit_bytes` at most.
+    pub(super) fn new(store: StateStore, limit_bytes: usize) -> Self {
+        let mut beginnings = HashMap::new();
+        for (name, note) in store.notes() {
+            index(&mut beginnings, name, note.chunks_exact(SHORT));
+        }
+        Self { store, beginnings, fresh: VecDeque::new(), limit_bytes }
+    }
+
+    /// A state of a beginning of `tokens` that is on disk and holds at least [`EVERY`] positions more than `have`, but never all
+    /// of `tokens`.
+    pub(super) fn take(
+        &mut self,
+        model: &Model,
+        kind: SessionKind,
+        tokens: &[u32],
+        have: usize,
+    ) -> Option<SessionState> {
+        let range = model.executor.range();
+        let most = tokens.len().saturating_sub(1);
+        let names = names(model.executor.state_tag(range), kind, &tokens[..most]);
+        let known = names.iter().rev().find_map(|name| self.beginnings.get(&short(name)));
+        let (name, positions) = *known.filter(|(_, positions)| *positions >= have + EVERY)?;
+        let mut state = model.executor.new_state_with(range, kind).ok()?;
+        if !self.store.load(&name, &mut state) {
+            self.forget(&name);
+            return None;
+        }
+        state.rewind(positions);
+        (state.len() > have).then_some(state)
+    }
+
+    /// An answer ended of which `tokens` say what its `state` has computed.
+    pub(super) fn put(&mut self, tokens: &[u32], state: &SessionState, now: Instant) {
+        if state.len() < EVERY || tokens.len() < state.len() {
+            return;
+        }
+        let Some(state) = StateStore::part(state) else { return };
+        let names = names(state.tag(), state.kind(), &tokens[..state.len()]);
+        if names.last().is_none_or(|last| self.beginnings.contains_key(&short(last))) {
+            return;
+        }
+        // What began this one is held by it.
+        self.fresh.retain(|other| !other.names.last().is_some_and(|last| names.contains(last)));
+        self.fresh.push_back(Fresh { names, state, ended: now });
+        let bytes = |fresh: &VecDeque<Fresh>| fresh.iter().map(|it| it.state.bytes()).sum::<usize>();
+        while self.fresh.len() > MOST_FRESH || self.fresh.len() > 1 && bytes(&self.fresh) > self.limit_bytes {
+            self.fresh.pop_front();
+        }
+    }
+
+    /// Hands on what is due to be written, one state at a time; how long until it is worth a look again, if anything waits.
+    pub(super) fn write(&mut self, now: Instant) -> Option<Duration> {
+        let first = self.fresh.front()?;
+        let age = now.saturating_duration_since(first.ended);
+        if age < COLD {
+            return Some(COLD - age);
+        }
+        let Fresh { names, state, ended } = self.fresh.pop_front()?;
+        let name = *names.last()?;
+        let note = names.iter().flat_map(short).collect::<Vec<u8>>();
+        if let Err((_, state)) = self.store.save(name, note.clone(), state) {
+            self.fresh.push_front(Fresh { names, state, ended });
+            return Some(COLD);
+        }
+        let older: Vec<Name> = names
+            .iter()
+            .filter_map(|name| self.beginnings.get(&short(name)))
+            .map(|(name, _)| *name)
+            .collect();
+        index(&mut self.beginnings, name, note.chunks_exact(SHORT));
+        // One that began like this one and went on otherwise still has names of its own.
+        for old in older {
+            if old != name && self.beginnings.values().all(|(other, _)| *other != old) {
+                self.store.remove(&old);
+            }
+        }
+        self.fresh.front().map(|_| COLD)
+    }
+
+    /// Bytes on disk.
+    pub(super) fn bytes(&self) -> u64 {
+        self.store.bytes()
+    }
+
+    fn forget(&mut self, name: &Name) {
+        self.store.remove(name);
+        self.beginnings.retain(|_, (other, _)| other != name);
+    }
+}
+
+fn index<'a>(to: &mut HashMap<Beginning, (Name, usize)>, name: Name, note: impl Iterator<Item = &'a [u8]>) {
+    for (number, beginning) in (1..).zip(note) {
+        if let Ok(beginning) = beginning.try_into() {
+            to.insert(beginning, (name, number * EVERY));
+        }
+    }
+}

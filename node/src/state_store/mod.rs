@@ -1,0 +1,194 @@
+//! States of ended sessions on disk, for prompts of the next days that begin like them: `--keep-state`.
+//!
+//! A process that may open files makes the file ([`Place`]); the process that computes gets its descriptor and the key
+//! ([`Ticket`]), and keeps what it has computed there ([`StateStore`]). Writing happens on a thread of its own, one state at a
+//! time, and never delays a pass: a state that comes while another is written waits for its turn with the caller.
+//!
+//! One file belongs to one model, by what its content is, and one process at a time holds it. What a state says is what its
+//! session said: it is encrypted with a key of the node's identity, and forgotten after [`file::KEPT_FOR`].
+
+pub mod file;
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::Path,
+    sync::{
+        Arc,
+        mpsc::{SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+};
+
+use data_encoding::HEXLOWER;
+use shard::state::SessionState;
+
+use self::file::{BLOCK, KEPT_FOR, MAX_RECORD, Name, StateFile};
+use crate::{Error, Result, clock::unix_s, sealed};
+
+/// What the key of these files is for.
+const PURPOSE: &str = "shoal states 1";
+/// The smallest file that is worth its name.
+pub const LEAST_BYTES: u64 = 16 << 20;
+
+/// Where the states of one model lie, held by this process.
+#[derive(Debug)]
+pub struct Place {
+    file: File,
+    secret: [u8; 32],
+    loan: Arc<Loan>,
+}
+
+/// Held by what a [`Place`] is lent to.
+#[derive(Debug)]
+pub struct Loan;
+
+/// What a process that may open no file needs of a [`Place`].
+pub struct Ticket {
+    /// The open file.
+    pub file: File,
+    /// What it is encrypted with.
+    pub secret: [u8; 32],
+}
+
+impl Place {
+    /// Makes or opens the file of what `model` names, `bytes` long, in the data folder. Files that were not written to for
+    /// [`KEPT_FOR`] are deleted.
+    ///
+    /// # Errors
+    /// When it cannot be written, or another process holds it.
+    pub fn open(home: &Path, model: &[u8], bytes: u64) -> Result<Self> {
+        let folder = home.join("state");
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        tidy(&folder)?;
+        let secret = sealed::secret(home, PURPOSE)?;
+        let name = blake3::keyed_hash(&secret, model);
+        let path = folder.join(HEXLOWER.encode(&name.as_bytes()[..16]));
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        file.try_lock().map_err(|_| {
+            Error::usage(
+                "another process keeps the states of this model; stop it, or leave --keep-state away",
+            )
+        })?;
+        file.set_len(bytes / BLOCK as u64 * BLOCK as u64)?;
+        let secret = *blake3::keyed_hash(&secret, name.as_bytes()).as_bytes();
+        Ok(Self { file, secret, loan: Arc::new(Loan) })
+    }
+
+    /// As [`Place::ticket`], to one at a time: until the loan is dropped there is no other.
+    pub fn lend(&self) -> Option<(Ticket, Arc<Loan>)> {
+        let loan = (Arc::strong_count(&self.loan) == 1).then(|| self.loan.clone())?;
+        Some((self.ticket().ok()?, loan))
+    }
+
+    /// For the process that computes; the lock stays with this one and ends with both.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub fn ticket(&self) -> Result<Ticket> {
+        Ok(Ticket { file: self.file.try_clone()?, secret: self.secret })
+    }
+}
+
+/// Deletes files that no process holds and that are too old.
+fn tidy(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        // Another process that starts now deletes it as well.
+        let Ok(file) = File::open(entry.path()) else { continue };
+        let age = file.metadata()?.modified()?.elapsed().unwrap_or_default();
+        if age > KEPT_FOR && file.try_lock().is_ok() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+struct Save {
+    name: Name,
+    note: Vec<u8>,
+    state: SessionState,
+}
+
+/// The states of one model on disk; see the module's page.
+pub struct StateStore {
+    file: Arc<StateFile>,
+    saves: SyncSender<Save>,
+}
+
+impl StateStore {
+    /// Opens what is there, and starts the thread that writes.
+    ///
+    /// # Errors
+    /// When the file cannot be read or the thread not started.
+    pub fn open(ticket: Ticket) -> Result<Self> {
+        let file = Arc::new(StateFile::open(ticket.file, ticket.secret, unix_s())?);
+        // None waits: what is being written has left the channel.
+        let (saves, taken) = sync_channel::<Save>(0);
+        let to = file.clone();
+        thread::Builder::new().name("states".into()).spawn(move || {
+            for Save { name, note, state } in taken {
+                let saved = state
+                    .snapshot()
+                    .map_err(Error::from)
+                    .and_then(|bytes| to.put(name, note, &bytes, unix_s()));
+                if let Err(error) = saved {
+                    tracing::warn!(%error, "a state is not kept on disk");
+                }
+            }
+        })?;
+        Ok(Self { file, saves })
+    }
+
+    /// The beginning of `state` that may be kept, apart from what happens to it; `None` when it is empty or cannot be had twice.
+    pub fn part(state: &SessionState) -> Option<SessionState> {
+        let bytes = state.bytes().max(1);
+        let positions = state.len();
+        let most = if bytes <= MAX_RECORD { positions } else { positions * (MAX_RECORD / 2) / bytes };
+        state.share(most).filter(|state| !state.is_empty())
+    }
+
+    /// Has it written under `name`; gives it back when another one is being written.
+    ///
+    /// # Errors
+    /// The state, to be tried again.
+    pub fn save(
+        &self,
+        name: Name,
+        note: Vec<u8>,
+        state: SessionState,
+    ) -> Result<(), (Vec<u8>, SessionState)> {
+        match self.saves.try_send(Save { name, note, state }) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(save) | TrySendError::Disconnected(save)) => Err((save.note, save.state)),
+        }
+    }
+
+    /// Fills an empty state of the same model, layers and kind; whether it was there.
+    pub fn load(&self, name: &Name, state: &mut SessionState) -> bool {
+        let Some(bytes) = self.file.get(name, unix_s()) else { return false };
+        match state.restore(&bytes) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "a state on disk does not fit and is forgotten");
+                self.file.remove(name);
+                false
+            }
+        }
+    }
+
+    /// Names and notes of all states.
+    pub fn notes(&self) -> Vec<(Name, Vec<u8>)> {
+        self.file.notes()
+    }
+
+    /// Forgets a state.
+    pub fn remove(&self, name: &Name) {
+        self.file.remove(name);
+    }
+
+    /// Bytes of states on disk.
+    pub fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+}

@@ -1,0 +1,158 @@
+//! What the child keeps of this node's own ended sessions on disk, beside what it keeps in memory ([`super::kept`]).
+//!
+//! The daemon's descriptor and key come with the first frame ([`crate::state_store`]). What lies there is called by session and
+//! first layer, as in memory; the note beside it says of what layers, rounding and kind it is.
+//!
+//! Bounds: [`MOST_FRESH`] states wait to be written, a second each and more; those that wait longest go first.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use bincode::{Decode, Encode, config};
+use scheduler::{LayerRange, SessionId, SessionKind};
+use shard::{round::Rounding, state::SessionState};
+
+use crate::state_store::{StateStore, file::Name};
+
+/// Positions that are worth reading: fewer are computed sooner.
+const WORTH: usize = 64;
+/// A session that ended so long ago is written: the next turn of a conversation replaces it.
+const COLD: Duration = Duration::from_secs(1);
+/// States that wait to be written: the ranges of a few sessions.
+const MOST_FRESH: usize = 8;
+
+/// Of what a state is.
+#[derive(Clone, Encode, Decode)]
+struct Note {
+    session: [u8; 16],
+    layers: (u32, u32),
+    /// Rule and boundaries, in words.
+    rounding: String,
+    kind: String,
+    positions: u64,
+}
+
+impl Note {
+    fn of(session: SessionId, layers: LayerRange, rounding: &Rounding, state: &SessionState) -> Self {
+        Self {
+            session: *session.as_bytes(),
+            layers: (layers.start(), layers.end()),
+            rounding: words(rounding),
+            kind: state.kind().to_string(),
+            positions: state.len() as u64,
+        }
+    }
+
+    fn name(&self) -> Name {
+        *blake3::Hasher::new()
+            .update(&self.session)
+            .update(&self.layers.0.to_le_bytes())
+            .finalize()
+            .as_bytes()
+    }
+}
+
+fn words(rounding: &Rounding) -> String {
+    format!("{:?} {:?}", rounding.rule, rounding.boundaries)
+}
+
+struct Fresh {
+    note: Note,
+    state: SessionState,
+    ended: Instant,
+}
+
+/// See the module's page.
+pub(super) struct Filed {
+    store: StateStore,
+    notes: HashMap<(SessionId, u32), Note>,
+    fresh: VecDeque<Fresh>,
+}
+
+impl Filed {
+    /// What is in `store`.
+    pub(super) fn new(store: StateStore) -> Self {
+        let notes = store.notes().into_iter().filter_map(|(_, note)| {
+            let (note, _) = bincode::decode_from_slice::<Note, _>(&note, config::standard()).ok()?;
+            Some(((SessionId::new(note.session), note.layers.0), note))
+        });
+        let notes = notes.collect();
+        Self { store, notes, fresh: VecDeque::new() }
+    }
+
+    /// A range of a session of this node ended.
+    pub(super) fn put(
+        &mut self,
+        (session, layers): (SessionId, LayerRange),
+        rounding: &Rounding,
+        state: &SessionState,
+        now: Instant,
+    ) {
+        if state.len() < WORTH {
+            return;
+        }
+        let Some(state) = StateStore::part(state) else { return };
+        self.fresh.push_back(Fresh { note: Note::of(session, layers, rounding, &state), state, ended: now });
+        if self.fresh.len() > MOST_FRESH {
+            self.fresh.pop_front();
+        }
+    }
+
+    /// Fills `empty` with the longest state of those named that is longer than `have` by what is worth it, up to `at`; whether
+    /// there was one.
+    pub(super) fn read(
+        &mut self,
+        named: &[(SessionId, u32)],
+        (layers, rounding, kind): (LayerRange, &Rounding, SessionKind),
+        (have, at): (usize, usize),
+        empty: &mut SessionState,
+    ) -> bool {
+        let (rounding, kind) = (words(rounding), kind.to_string());
+        let range = (layers.start(), layers.end());
+        let filed = named.iter().filter_map(|(session, upto)| {
+            let key = (*session, layers.start());
+            let note = self.notes.get(&key)?;
+            let fits = note.layers == range && note.rounding == rounding && note.kind == kind;
+            fits.then(|| ((*upto as usize).min(at).min(note.positions as usize), key))
+        });
+        let best = filed.max_by_key(|(positions, _)| *positions);
+        let Some((positions, key)) = best.filter(|(positions, _)| *positions >= have + WORTH) else {
+            return false;
+        };
+        let Some(name) = self.notes.get(&key).map(Note::name) else { return false };
+        if !self.store.load(&name, empty) {
+            self.notes.remove(&key);
+            return false;
+        }
+        if empty.rewind(positions) <= have {
+            empty.rewind(0);
+        }
+        !empty.is_empty()
+    }
+
+    /// Hands on one state that is due to be written.
+    pub(super) fn write(&mut self, now: Instant) {
+        let due = |fresh: &Fresh| now.saturating_duration_since(fresh.ended) >= COLD;
+        if !self.fresh.front().is_some_and(due) {
+            return;
+        }
+        let Some(Fresh { note, state, ended }) = self.fresh.pop_front() else { return };
+        let Ok(bytes) = bincode::encode_to_vec(&note, config::standard()) else { return };
+        match self.store.save(note.name(), bytes, state) {
+            Ok(()) => {
+                self.notes.insert((SessionId::new(note.session), note.layers.0), note);
+            }
+            Err((_, state)) => self.fresh.push_front(Fresh { note, state, ended }),
+        }
+    }
+
+    /// Forgets a session.
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.fresh.retain(|fresh| fresh.note.session != *session.as_bytes());
+        let gone: Vec<Note> =
+            self.notes.extract_if(|key, _| key.0 == session).map(|(_, note)| note).collect();
+        gone.iter().for_each(|note| self.store.remove(&note.name()));
+    }
+}

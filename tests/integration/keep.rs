@@ -1,0 +1,123 @@
+//! `--keep-state`: what was computed outlasts the process that computed it, for its owner alone.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use harness::{
+    Shoal, http,
+    node::{Node, PATIENCE},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::clients::serve;
+
+fn prompt(question: &str) -> String {
+    let told =
+        |day: u32| format!("On day {day} the owl counted {} stones by the river and swam home. ", day * 7);
+    format!("{}{question}", (1..=12).map(told).collect::<String>())
+}
+
+/// Waits until `files` files hold something and nothing more is written.
+fn filed(home: &Path, files: usize) {
+    let started = Instant::now();
+    let mut before = Vec::new();
+    loop {
+        let found = fs::read_dir(home.join("state")).into_iter().flatten().flatten();
+        let taken: Vec<u64> = found.map(|file| file.metadata().map_or(0, |about| about.blocks())).collect();
+        if taken == before && taken.iter().filter(|blocks| **blocks > 0).count() == files {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "it is not written: {taken:?}");
+        before = taken;
+        std::thread::sleep(Duration::from_secs(2));
+    }
+}
+
+/// Nothing in the folder shows what was asked.
+fn is_sealed(home: &Path) {
+    for file in fs::read_dir(home.join("state")).unwrap().flatten() {
+        let bytes = fs::read(file.path()).unwrap();
+        assert!(!bytes.windows(7).any(|window| window == b"the owl"), "{:?}", file.path());
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    assert_eq!(fs::metadata(home.join("state")).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_server_goes_on_from_what_it_had_computed_before_it_was_killed() {
+    let home = TempDir::new().unwrap();
+    let token = home.path().join("token");
+    let ask = |url: &str, question: &str| -> Value {
+        let body = json!({"model": "minnow", "prompt": prompt(question), "max_tokens": 8, "temperature": 0});
+        let token = fs::read_to_string(&token).unwrap();
+        let answer = http::request(url, &token, "POST", "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.body
+    };
+    let cached = |answer: &Value| {
+        let usage = &answer["usage"];
+        (
+            usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0),
+            usage["prompt_tokens"].as_u64().unwrap(),
+        )
+    };
+    let keeps = ["--keep-state", "32MiB", "--threads", "1", "--no-pin"];
+    let (serving, url) = serve(home.path(), &token, &keeps);
+    let first = ask(&url, "How many?");
+    assert_eq!(cached(&first).0, 0);
+    let (other, why) = Shoal::new().fails(["serve", "--keep-state", "1MiB"], "");
+    assert!(other == 2 && why.contains("16MiB"), "{why}");
+    filed(home.path(), 1);
+    is_sealed(home.path());
+    drop(serving);
+    let (_serving, url) = serve(home.path(), &token, &keeps);
+    for (question, expected) in [("How many?", Some(&first)), ("And then?", None)] {
+        let again = ask(&url, question);
+        let (kept, all) = cached(&again);
+        assert!(all > 150 && kept + 64 + 16 >= all, "{kept} of {all}: {again}");
+        let text = |answer: &Value| answer["choices"][0]["text"].clone();
+        assert!(expected.is_none_or(|first| text(first) == text(&again)), "{first} {again}");
+    }
+    let without = TempDir::new().unwrap();
+    let (_other, url) = serve(without.path(), &token, &["--threads", "1", "--no-pin"]);
+    assert_eq!(ask(&url, "How many?")["choices"][0]["text"], first["choices"][0]["text"]);
+    assert!(!without.path().join("state").exists(), "kept without being asked");
+}
+
+/// A node's own prompts through two strangers: after it was killed, its first and last layers and the log come from disk, and
+/// the stages have what they had. A stranger's prompts leave nothing on anybody's disk.
+#[test]
+fn a_node_goes_on_from_what_it_had_computed_before_it_was_killed() {
+    let folder = TempDir::new().unwrap();
+    let home = folder.path().join("asks");
+    let stage = Node::start(&folder.path().join("a"), &["--layers", "1..7", "--keep-state", "32MiB"]);
+    let peer = stage.tcp().to_owned();
+    let start = || Node::start(&home, &["--ask-only", "--keep-state", "32MiB", "--peer", &peer]);
+    let run = |asks: &Node| {
+        asks.ask(&["run", "--via", "swarm", "--raw", "-n", "12", "--shadow", "none", &prompt("And then?")])
+    };
+    let asks = start();
+    asks.meets(1);
+    let first = run(&asks);
+    assert_eq!(first["cached_tokens"].as_u64().unwrap_or(0), 0, "{first}");
+    assert!(first["ids"].as_array().is_some_and(|ids| !ids.is_empty()), "{first}");
+    filed(&home, 2);
+    is_sealed(&home);
+    drop(asks);
+    let asks = start();
+    asks.meets(1);
+    let again = run(&asks);
+    assert_eq!(again["ids"], first["ids"]);
+    let (cached, all) =
+        (again["cached_tokens"].as_u64().unwrap_or(0), first["prompt_tokens"].as_u64().unwrap());
+    assert!(all > 150 && all - cached <= 16, "{cached} of {all}: {again}");
+    assert_eq!((&again["convicted"], &again["verified"]), (&json!([]), &json!(1.0)));
+    let strangers = fs::read_dir(folder.path().join("a/state")).unwrap().flatten();
+    let taken: u64 = strangers.map(|file| file.metadata().unwrap().blocks()).sum();
+    assert_eq!(taken, 0, "what a stranger asked is on disk");
+}
