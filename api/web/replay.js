@@ -82,6 +82,16 @@ export class Replay {
       this.go(to());
     });
     new ResizeObserver(() => this.draw()).observe($('replay-view'));
+    swarm.addEventListener('change', () => this.rename());
+  }
+
+  /** Tells the steps again when nodes are called otherwise, or are known by now. */
+  rename() {
+    if (!this.answer || $('swarm').hidden) return;
+    const told = JSON.stringify(this.answer.steps.map((step) => this.tell(step)));
+    if (told === this.told) return;
+    this.list();
+    this.go(this.at, false);
   }
 
   /** Reads the last answers; called when the page is turned to, and when an answer has ended. The one that is shown stays. */
@@ -136,6 +146,7 @@ export class Replay {
 
   list() {
     $('replay-steps').replaceChildren(...this.answer.steps.map((step, i) => h('li', null, h('button', { type: 'button', class: step.kind, tabindex: '-1', click: () => this.go(i) }, h('span', { class: 'at' }, when(step.at)), h('span', null, this.tell(step))))));
+    this.told = JSON.stringify(this.answer.steps.map((step) => this.tell(step)));
     write($('replay-left'), this.answer.left ? t('replay.left', { n: this.answer.left }) : '');
   }
 

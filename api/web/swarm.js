@@ -298,7 +298,7 @@ export class Swarm extends EventTarget {
 
   /** The short name of a node, known or not. */
   called(node) {
-    return this.names.get(node)?.name || this.nodes.get(node)?.short || clean(node, 8) || t('nodes.unknown');
+    return this.names.get(node)?.name || this.nodes.get(node)?.short || clean(String(node).slice(0, 8), 8) || t('nodes.unknown');
   }
 
   /** The model of this id or name. */

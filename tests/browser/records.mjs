@@ -120,6 +120,11 @@ check('a failover is stepped through by buttons and by keys', async () => {
   await page.keyboard.press('End');
   assert.match(await told(), /complete/);
   assert.match(await page.innerText('#replay-left'), /2 further steps/);
+  // A node that is called otherwise, and one that is not known any more.
+  view.fake.state.names = [{ node: 'd'.repeat(64), name: 'cellar', color: 'none' }];
+  view.fake.state.nodes = view.fake.state.nodes.filter(({ id }) => id !== 'c'.repeat(64));
+  view.fake.tell({ type: 'snapshot', snapshot: view.fake.state });
+  await until(page, () => document.querySelector('#replay-steps .took_over').innerText.includes('cellar takes over layers 4–18 from cccccccc.'));
   await page.click('#replay-steps button.went_on');
   assert.match(await told(), /312 ms/);
   await page.selectOption('#replay-answer', { index: 0 });
