@@ -19,7 +19,7 @@ use crate::clients::serve;
 fn prompt(question: &str) -> String {
     let told =
         |day: u32| format!("On day {day} the owl counted {} stones by the river and swam home. ", day * 7);
-    format!("{}{question}", (1..=12).map(told).collect::<String>())
+    format!("{}{question} The owl", (1..=12).map(told).collect::<String>())
 }
 
 /// Waits until `files` files hold something and nothing more is written.
