@@ -129,9 +129,14 @@ fn split(bytes: &[u8]) -> Vec<u8> {
 
 fn join(halves: &[u8], out: &mut Vec<u8>) {
     let (even, odd) = halves.split_at(halves.len().div_ceil(2));
-    for (at, byte) in even.iter().enumerate() {
-        out.push(*byte);
-        out.extend(odd.get(at));
+    let start = out.len();
+    out.resize(start + halves.len(), 0);
+    let mut pairs = out[start..].chunks_exact_mut(2);
+    for (pair, (even, odd)) in pairs.by_ref().zip(even.iter().zip(odd)) {
+        (pair[0], pair[1]) = (*even, *odd);
+    }
+    if let ([last], Some(even)) = (pairs.into_remainder(), even.last()) {
+        *last = *even;
     }
 }
 
