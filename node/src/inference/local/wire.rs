@@ -56,7 +56,7 @@ pub(super) struct EngineSpec {
 #[derive(Serialize, Deserialize)]
 pub(super) enum ToEngine {
     /// The first message.
-    Start(EngineSpec),
+    Start(Box<EngineSpec>),
     /// An answer to compute.
     Generate { id: u64, request: Box<GenerateRequest> },
     /// A prompt whose tokens are to be counted.
