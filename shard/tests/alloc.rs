@@ -97,8 +97,18 @@ fn the_token_loop_does_not_allocate() {
         check("q4_0", &bytes(shape.to_bytes(&quant::Q4_0, 1).unwrap()), threads);
         check("f16", &bytes(shape.to_bytes(&quant::F16, 1).unwrap()), threads);
         check("experts", &bytes(experts.to_bytes(&quant::Q8_0, 1).unwrap()), threads);
-        for name in ["gemma3", "starcoder2", "qwen2moe", "qwen3next", "qwen35", "gemma4_e", "lfm2", "llama4"]
-        {
+        for name in [
+            "gemma3",
+            "starcoder2",
+            "qwen2moe",
+            "qwen3next",
+            "qwen35",
+            "gemma4_e",
+            "lfm2",
+            "llama4",
+            "granitehybrid",
+            "nemotron_h_moe",
+        ] {
             check(name, &open(name), threads);
         }
     }

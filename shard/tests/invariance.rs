@@ -23,7 +23,17 @@ fn one_fingerprint_over_instruction_sets_threads_and_chunks() {
         .map(|format| (format!("{format:?}"), bytes(shape.to_bytes(format, 21).unwrap())))
         .collect();
     models.push(("experts".into(), bytes(experts.to_bytes(&quant::Q4_0, 22).unwrap())));
-    for name in ["gemma3", "gemma4_moe", "gemma4_e", "lfm2", "llama4", "qwen35", "deepseek_v3"] {
+    for name in [
+        "gemma3",
+        "gemma4_moe",
+        "gemma4_e",
+        "lfm2",
+        "llama4",
+        "qwen35",
+        "deepseek_v3",
+        "granitehybrid_moe",
+        "nemotron_h_moe",
+    ] {
         models.push((name.into(), open(name)));
     }
     let prompt = tokens(40, 288, 23);

@@ -13,7 +13,7 @@ use shard::{
         load,
     },
     gguf::Gguf,
-    kernels::{DeltaShape, Isa},
+    kernels::{DeltaShape, Isa, Mamba2Shape},
     quant,
     state::recurrent::CHECKPOINT,
     synthetic::{Family, Shape},
@@ -23,8 +23,8 @@ use shard::{
 const LAYERS: u32 = 6;
 const CONTEXT: usize = 1024;
 
-/// A plain recurrence, and a delta net with experts.
-fn models() -> [Arc<Gguf>; 2] {
+/// A plain recurrence, a delta net with experts, and Mamba2.
+fn models() -> [Arc<Gguf>; 3] {
     let plain = Shape {
         family: Family::Recurrent { interval: 3 },
         layers: LAYERS as usize,
@@ -42,7 +42,9 @@ fn models() -> [Arc<Gguf>; 2] {
         DeltaShape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 16, kernel: 4, tiled: false };
     let family = Family::Qwen3Next { interval: 3, delta };
     let hybrid = Shape { family, experts: Some((4, 2)), ..plain.clone() };
-    [plain, hybrid].map(|shape| bytes(shape.to_bytes(&quant::Q8_0, 5).unwrap()))
+    let mamba = Mamba2Shape { heads: 4, head_dim: 32, state: 24, groups: 2, kernel: 4 };
+    let mamba = Shape { family: Family::GraniteHybrid { interval: 3, mamba }, ..plain.clone() };
+    [plain, hybrid, mamba].map(|shape| bytes(shape.to_bytes(&quant::Q8_0, 5).unwrap()))
 }
 
 fn whole(gguf: &Arc<Gguf>) -> Shard {

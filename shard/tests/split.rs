@@ -71,6 +71,9 @@ fn split_equals_whole() {
         ("gemma4_moe", &[&[1, 2, 3]]),
         ("llama4", &[&[3], &[1, 4]]),
         ("lfm2", &[&[1], &[2, 3]]),
+        ("nemotron_h", &[&[1], &[2, 4], &[1, 2, 3, 4, 5]]),
+        ("nemotron_h_moe", &[&[1, 2, 3, 4]]),
+        ("granitehybrid", &[&[1], &[2], &[1, 2, 3]]),
     ];
     for (name, all_cuts) in cases {
         let golden = &goldens(name)[0];

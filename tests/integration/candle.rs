@@ -22,7 +22,17 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Families that this executor does not compute.
-const RECURRENT: [&str; 5] = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"];
+const RECURRENT: [&str; 9] = [
+    "granitehybrid",
+    "granitehybrid_moe",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+];
 
 fn families() -> Vec<String> {
     let names = fs::read_dir(data("families")).unwrap().filter_map(|entry| {

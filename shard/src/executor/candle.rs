@@ -95,7 +95,7 @@ impl CandleShard {
             Attention::Softmax(softmax) => !softmax.gated,
             // Refused by its own name.
             Attention::Latent(_) => true,
-            Attention::Recurrence(_) | Attention::DeltaNet(_) | Attention::ShortConv(_) => false,
+            _ => false,
         };
         if !blueprint.layers.iter().all(known) {
             return Err(Error::unsupported("recurrent layers on this device; `--device cpu` computes them"));
@@ -242,7 +242,9 @@ impl CandleShard {
         let y = match &self.blueprint.layers[index].feed_forward {
             FeedForward::Dense(dense) => self.dense(index, dense, &h)?,
             FeedForward::Experts(experts) => self.experts(index, experts, &h)?,
-            FeedForward::Both(..) => return Err(Error::unsupported("experts beside a dense network")),
+            FeedForward::None | FeedForward::Both(..) => {
+                return Err(Error::unsupported("experts beside a dense network"));
+            }
         };
         Ok((&x + self.norm_after(&layer_name(index, "post_ffw_norm.weight"), y)?)?)
     }

@@ -13,7 +13,7 @@ impl Blueprint {
         };
         let beyond = |layer: &Layer| {
             let routed = match &layer.feed_forward {
-                FeedForward::Both(..) => true,
+                FeedForward::None | FeedForward::Both(..) => true,
                 FeedForward::Experts(experts) => {
                     let plain = experts.router == Router::Softmax && experts.groups.is_none();
                     !plain

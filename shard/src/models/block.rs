@@ -1,11 +1,11 @@
 //! The tensors of a layer, put together from the parts that families share.
 
 use super::{
-    Rule,
+    Need, Rule,
     blueprint::{ATTENTION_NORM, Experts, FeedForward, LAYER_SCALE, Latent},
     reader::Sizes,
 };
-use crate::kernels::DeltaShape;
+use crate::kernels::{DeltaShape, Mamba2Shape};
 
 /// Collects the tensors of one layer.
 pub(super) struct Block {
@@ -62,6 +62,11 @@ impl Block {
         let hidden = self.sizes.hidden;
         self.feed_forward_norm = ATTENTION_NORM;
         self.add("attn_norm.weight", &[hidden]).bias(bias, "attn_norm.bias", hidden)
+    }
+
+    /// The norm before the only sublayer, which is of one kind or the other.
+    pub fn norm_before_one(self) -> Self {
+        self.norm_before_both(Bias::None)
     }
 
     /// The norm before the second sublayer alone.
@@ -154,6 +159,21 @@ impl Block {
             true => block.add("ssm_ba.weight", &[hidden, 2 * heads]),
             false => block.add("ssm_beta.weight", &[hidden, heads]).add("ssm_alpha.weight", &[hidden, heads]),
         }
+    }
+
+    /// A Mamba2 layer, with or without a norm of what it gives.
+    pub fn mamba2(mut self, mamba: &Mamba2Shape, norm: Need) -> Self {
+        let &Mamba2Shape { heads, groups, kernel, .. } = mamba;
+        let (hidden, width, channels) = (self.sizes.hidden, mamba.width(), mamba.channels());
+        let dims = vec![width / groups, groups];
+        self.rules.push(Rule { name: "ssm_norm.weight", dims, need: norm });
+        self.add("ssm_in.weight", &[hidden, mamba.projected()])
+            .add("ssm_conv1d.weight", &[kernel, channels])
+            .bias(Bias::Optional, "ssm_conv1d.bias", channels)
+            .add("ssm_dt.bias", &[heads])
+            .add("ssm_a", &[1, heads])
+            .add("ssm_d", &[1, heads])
+            .add("ssm_out.weight", &[width, hidden])
     }
 
     /// Latent attention: queries directly or through a narrow row, one latent with the rotated key behind it, and for each head
@@ -274,16 +294,15 @@ impl Block {
         let &Experts { count, width, shared, .. } = experts;
         let block = self
             .add("ffn_gate_inp.weight", &[hidden, count])
-            .add("ffn_gate_exps.weight", &[hidden, width, count])
             .add("ffn_up_exps.weight", &[hidden, width, count])
             .add("ffn_down_exps.weight", &[width, hidden, count]);
+        let gated = experts.activation.gated();
+        let block = if gated { block.add("ffn_gate_exps.weight", &[hidden, width, count]) } else { block };
         let Some(width) = shared else { return block };
         let block =
             if experts.shared_gate { block.add("ffn_gate_inp_shexp.weight", &[hidden]) } else { block };
-        block
-            .add("ffn_gate_shexp.weight", &[hidden, width])
-            .add("ffn_up_shexp.weight", &[hidden, width])
-            .add("ffn_down_shexp.weight", &[width, hidden])
+        let block = if gated { block.add("ffn_gate_shexp.weight", &[hidden, width]) } else { block };
+        block.add("ffn_up_shexp.weight", &[hidden, width]).add("ffn_down_shexp.weight", &[width, hidden])
     }
 
     /// Experts beside the dense network: their norms, the weights of the norm in front of the router, a factor for each expert,

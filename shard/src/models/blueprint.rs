@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    kernels::{DeltaShape, KvShape, math},
+    kernels::{DeltaShape, KvShape, Mamba2Shape, math},
     state::Kind,
 };
 
@@ -72,7 +72,8 @@ pub enum NormKind {
     Layer,
 }
 
-/// One decoder layer: `x += attention(norm(x))`, then `x += feed_forward(norm(x))`, or both from the same normed rows.
+/// One decoder layer: `x += attention(norm(x))`, then `x += feed_forward(norm(x))`, or both from the same normed rows, or one of
+/// the two alone ([`Attention::None`], [`FeedForward::None`]).
 ///
 /// Biases, sinks, q/k norms, the norms around and inside a sublayer, the factor on what the layer gives
 /// (`layer_output_scale.weight`) apply where their tensors are present; `tensors` says which may be, so presence is never a guess.
@@ -123,10 +124,14 @@ pub enum Attention {
     Recurrence(Recurrence),
     /// A gated delta net: each head keeps a matrix that maps keys to values.
     DeltaNet(DeltaShape),
+    /// The state space of Mamba2: each head keeps a matrix that fades.
+    Mamba2(Mamba2Shape),
     /// Softmax attention whose heads share one narrow key per position, the latent among it.
     Latent(Latent),
     /// A gated convolution over the last few positions.
     ShortConv(ShortConv),
+    /// They do not: the layer is its feed-forward network (nemotron_h).
+    None,
 }
 
 impl Attention {
@@ -135,7 +140,7 @@ impl Attention {
         match self {
             Self::Softmax(softmax) => softmax.rope,
             Self::Latent(latent) => Some(latent.rope),
-            Self::Recurrence(_) | Self::DeltaNet(_) | Self::ShortConv(_) => None,
+            _ => None,
         }
     }
 
@@ -143,7 +148,7 @@ impl Attention {
     pub fn window(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.window.or(softmax.chunk),
-            Self::Recurrence(_) | Self::DeltaNet(_) | Self::Latent(_) | Self::ShortConv(_) => None,
+            _ => None,
         }
     }
 
@@ -152,7 +157,7 @@ impl Attention {
         match self {
             Self::Softmax(softmax) => Some(softmax.kv),
             Self::Latent(latent) => Some(latent.shape()),
-            Self::Recurrence(_) | Self::DeltaNet(_) | Self::ShortConv(_) => None,
+            _ => None,
         }
     }
 
@@ -160,7 +165,7 @@ impl Attention {
     pub fn source(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.source,
-            Self::Recurrence(_) | Self::DeltaNet(_) | Self::Latent(_) | Self::ShortConv(_) => None,
+            _ => None,
         }
     }
 }
@@ -291,6 +296,8 @@ pub enum FeedForward {
     /// Both side by side, each with a norm behind it (`post_ffw_norm_1`, `post_ffw_norm_2`), added; the experts have another norm
     /// in front (`pre_ffw_norm_2`).
     Both(Dense, Experts),
+    /// Nothing: the layer is what mixes positions (nemotron_h).
+    None,
 }
 
 impl FeedForward {
@@ -298,7 +305,7 @@ impl FeedForward {
     pub fn dense(&self) -> Option<&Dense> {
         match self {
             Self::Dense(dense) | Self::Both(dense, _) => Some(dense),
-            Self::Experts(_) => None,
+            Self::Experts(_) | Self::None => None,
         }
     }
 
@@ -306,7 +313,7 @@ impl FeedForward {
     pub fn experts(&self) -> Option<&Experts> {
         match self {
             Self::Experts(experts) | Self::Both(_, experts) => Some(experts),
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::None => None,
         }
     }
 }
@@ -468,11 +475,12 @@ impl Blueprint {
     /// nothing looks at them later.
     pub fn state_kind(&self, layer: usize) -> Kind {
         match self.layers[layer].attention {
-            Attention::Softmax(Softmax { source: Some(_), .. }) => Kind::Nothing,
+            Attention::Softmax(Softmax { source: Some(_), .. }) | Attention::None => Kind::Nothing,
             Attention::Softmax(_) if self.encodes() && layer > 0 => Kind::Nothing,
             Attention::Softmax(softmax) => Kind::Paged(softmax.kv),
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
             Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
+            Attention::Mamba2(mamba) => Kind::Recurrent { width: mamba.state_len() },
             Attention::Latent(latent) => Kind::Paged(latent.shape()),
             Attention::ShortConv(conv) => Kind::Recurrent { width: conv.state_len() },
         }
@@ -513,8 +521,10 @@ impl Blueprint {
             Attention::Softmax(softmax) => self.heads * softmax.kv.head_dim,
             Attention::Recurrence(recurrence) => recurrence.width,
             Attention::DeltaNet(delta) => delta.value_width(),
+            Attention::Mamba2(mamba) => mamba.width(),
             Attention::Latent(latent) => self.heads * latent.value,
             Attention::ShortConv(conv) => conv.width,
+            Attention::None => 0,
         }
     }
 

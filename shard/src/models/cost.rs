@@ -67,12 +67,11 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
         }
         None => (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64),
     };
-    // A delta net reads and writes its state for every row.
+    // Delta nets and Mamba2 read and write their states for every row.
     let state_work = match layer.attention {
         Attention::DeltaNet(delta) => 2 * (delta.matrices_len() * size_of::<f32>()) as u64,
-        Attention::Softmax(_) | Attention::Latent(_) | Attention::Recurrence(_) | Attention::ShortConv(_) => {
-            0
-        }
+        Attention::Mamba2(mamba) => 2 * (mamba.matrices_len() * size_of::<f32>()) as u64,
+        _ => 0,
     };
     let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     LayerCost {

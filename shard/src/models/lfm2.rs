@@ -8,29 +8,15 @@
 use super::{
     Activation, Attention, Blueprint, Dense, Experts, FeedForward, NormKind, Router, ShortConv,
     block::{Bias, Block},
-    limits,
+    hybrid, limits,
     reader::{Reader, Sizes, layers},
 };
-use crate::{Error, Result, kernels::Pairing};
-
-/// Inputs of a convolution, at most.
-const KERNEL: usize = 16;
+use crate::{Result, kernels::Pairing};
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
-    let kv_heads = reader.each_or_none("attention.head_count_kv", limits::HEADS)?;
-    let sizes = reader.sizes_varying()?;
-    let Some(kv_heads) = kv_heads.get(..sizes.layers) else {
-        let key = reader.name("attention.head_count_kv");
-        return Err(Error::malformed(key, "has fewer entries than there are layers"));
-    };
-    let attends = kv_heads.iter().copied().max().unwrap_or(0);
-    let sizes = Sizes { kv_heads: attends.max(1), ..sizes };
-    if let Some(heads) = kv_heads.iter().find(|&&heads| heads > 0 && !sizes.heads.is_multiple_of(heads)) {
-        let why = format!("{heads} does not divide {} heads", sizes.heads);
-        return Err(Error::malformed(reader.name("attention.head_count_kv"), why));
-    }
+    let (sizes, kv_heads) = hybrid::sizes(reader)?;
     let rope = reader.rope(&sizes, Pairing::Halves)?;
-    let kernel = reader.size("shortconv.l_cache", KERNEL)?;
+    let kernel = reader.size("shortconv.l_cache", hybrid::KERNEL)?;
     let conv = Attention::ShortConv(ShortConv { kernel, width: sizes.hidden });
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
     let experts = match reader.size_opt("expert_count", limits::EXPERTS)? {

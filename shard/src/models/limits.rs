@@ -20,7 +20,7 @@ pub const FEED_FORWARD: usize = 1 << 17;
 pub const VOCAB: usize = 1 << 20;
 /// Positions of the training context.
 pub const CONTEXT: usize = 1 << 27;
-/// Values of the state of a delta net.
+/// Values of the state of a delta net or of Mamba2.
 pub const STATE: usize = 1 << 23;
 /// Experts of a layer.
 pub const EXPERTS: usize = 1024;

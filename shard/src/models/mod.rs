@@ -34,6 +34,7 @@ mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod hybrid;
 mod lfm2;
 pub mod limits;
 mod llama;
@@ -41,6 +42,7 @@ mod llama4;
 mod minimax_m2;
 mod modern_bert;
 mod nemotron;
+mod nemotron_h;
 mod nomic_bert;
 mod olmo2;
 mod phi2;
@@ -104,6 +106,11 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "smollm3", covers: "SmolLM 3", read: smollm3::read },
     Architecture { name: "granite", covers: "Granite 3, 3.1, 3.2, 3.3 (dense)", read: granite::read },
     Architecture { name: "granitemoe", covers: "Granite 3 MoE", read: granite::read },
+    Architecture {
+        name: "granitehybrid",
+        covers: "Granite 4.0 H micro, tiny, small; Bamba",
+        read: granite::read_hybrid,
+    },
     Architecture { name: "olmo2", covers: "OLMo 2, OLMo 3", read: olmo2::read },
     Architecture { name: "gemma", covers: "Gemma, CodeGemma", read: gemma::read },
     Architecture { name: "arcee", covers: "Arcee AFM 4.5B", read: arcee::read },
@@ -116,6 +123,12 @@ pub static ALL: &[Architecture] = &[
         read: cohere2::read_command_r,
     },
     Architecture { name: "nemotron", covers: "Nemotron 4, Minitron", read: nemotron::read },
+    Architecture {
+        name: "nemotron_h",
+        covers: "Nemotron-H 4B, 8B, 47B, 56B, Nemotron Nano 9B and 12B v2",
+        read: nemotron_h::read,
+    },
+    Architecture { name: "nemotron_h_moe", covers: "Nemotron 3 Nano 30B-A3B", read: nemotron_h::read },
     Architecture { name: "phi2", covers: "Phi 1, 1.5, 2", read: phi2::read },
     Architecture { name: "ernie4_5", covers: "ERNIE 4.5 0.3B", read: ernie4_5::read },
     Architecture { name: "glm4moe", covers: "GLM 4.5, 4.5 Air, 4.6, 4.7", read: glm4moe::read },

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::{Gguf, Metadata},
-    kernels::{DeltaShape, KvShape, Pairing},
+    kernels::{DeltaShape, KvShape, Mamba2Shape, Pairing},
     tokenizer::definition,
 };
 
@@ -179,10 +179,10 @@ impl<'g> Reader<'g> {
         list.iter().map(one).collect()
     }
 
-    /// The first of what [`Reader::each`] reads.
+    /// The first of what [`Reader::each`] reads that is not zero.
     fn first(&self, name: &str, max: usize) -> Result<Option<usize>> {
         let key = self.key(name);
-        match self.metadata().u64s(&key).and_then(|list| list.first().copied()) {
+        match self.metadata().u64s(&key).map(|list| list.into_iter().find(|value| *value > 0).unwrap_or(0)) {
             None => self.size_opt(name, max),
             Some(value) => match usize::try_from(value) {
                 Ok(value) if value <= max => Ok((value > 0).then_some(value)),
@@ -556,6 +556,12 @@ pub(super) fn layers(count: usize, layer: impl Fn(usize) -> Layer) -> Vec<Layer>
 impl From<DeltaShape> for Attention {
     fn from(delta: DeltaShape) -> Self {
         Self::DeltaNet(delta)
+    }
+}
+
+impl From<Mamba2Shape> for Attention {
+    fn from(mamba: Mamba2Shape) -> Self {
+        Self::Mamba2(mamba)
     }
 }
 

@@ -10,6 +10,7 @@
 //! noise. Without one it has no tokenizer.
 
 mod pool;
+mod random;
 
 use std::{
     io::{Cursor, Write},
@@ -19,11 +20,12 @@ use std::{
 use crate::{
     Error, Result,
     gguf::{Metadata, TensorWriter, Writer},
-    kernels::DeltaShape,
+    kernels::{DeltaShape, Mamba2Shape},
     models,
     quant::{self, Format},
 };
 use pool::Pool;
+pub use random::Random;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const KINDS: &str = "tokenizer.ggml.token_type";
@@ -57,6 +59,13 @@ pub enum Family {
         /// The others; not tiled.
         delta: DeltaShape,
     },
+    /// `granitehybrid`: Mamba2, every `interval`-th layer attention that does not rotate.
+    GraniteHybrid {
+        /// Every how many layers one is attention.
+        interval: usize,
+        /// The others.
+        mamba: Mamba2Shape,
+    },
     /// The family that only fixtures have ([`models::FIXTURE`]): gated recurrences, every `interval`-th layer softmax attention.
     Recurrent {
         /// Every how many layers one is attention.
@@ -71,6 +80,7 @@ impl Family {
             Self::Gemma3 { .. } => "gemma3",
             Self::Qwen3Moe { .. } => "qwen3moe",
             Self::Qwen3Next { .. } => "qwen3next",
+            Self::GraniteHybrid { .. } => "granitehybrid",
             Self::Recurrent { .. } => models::FIXTURE,
         }
     }
@@ -90,6 +100,16 @@ impl Family {
         match self {
             Self::Qwen3Next { interval, delta } => {
                 (!(layer + 1).is_multiple_of(interval.max(1))).then_some(delta)
+            }
+            _ => None,
+        }
+    }
+
+    /// The Mamba2 of layer `layer`, if it is one.
+    fn mamba(self, layer: usize) -> Option<Mamba2Shape> {
+        match self {
+            Self::GraniteHybrid { interval, mamba } => {
+                (!(layer + 1).is_multiple_of(interval.max(1))).then_some(mamba)
             }
             _ => None,
         }
@@ -163,6 +183,18 @@ pub static SHAPES: &[(&str, Shape)] = &[
             experts: Some((32, 10)),
             context: 32_768,
             ..llama(12, 2048, (16, 2, 256), 512, 32_768, false)
+        },
+    ),
+    (
+        "granite-4-h-tiny",
+        Shape {
+            family: Family::GraniteHybrid {
+                interval: 10,
+                mamba: Mamba2Shape { heads: 48, head_dim: 64, state: 128, groups: 1, kernel: 4 },
+            },
+            experts: Some((64, 6)),
+            context: 32_768,
+            ..llama(20, 1536, (12, 4, 128), 512, 100_352, true)
         },
     ),
 ];
@@ -275,7 +307,9 @@ impl Shape {
         speaks: Option<&Metadata>,
     ) -> Result<(Writer, Vec<Planned>)> {
         let delta = (0..self.layers).find_map(|layer| self.family.delta(layer));
-        let delta = delta.map_or(self.hidden, |delta| delta.value_width());
+        let delta = delta.map(|delta| delta.value_width());
+        let mamba = (0..self.layers).find_map(|layer| self.family.mamba(layer)).map(|mamba| mamba.width());
+        let delta = delta.or(mamba).unwrap_or(self.hidden);
         let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward, self.dense_width(), delta];
         if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
@@ -297,13 +331,20 @@ impl Shape {
             ("block_count", self.layers),
             ("feed_forward_length", self.dense_width()),
             ("attention.head_count", self.heads),
-            ("attention.head_count_kv", self.kv_heads),
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.rotated()),
         ] {
             writer.add_u32(&format!("{family}.{key}"), value as u32);
         }
+        let kv_heads = |layer| if self.family.mamba(layer).is_some() { 0 } else { self.kv_heads as u32 };
+        let key = format!("{family}.attention.head_count_kv");
+        match self.family {
+            Family::GraniteHybrid { .. } => {
+                writer.add_u32s(&key, &(0..self.layers).map(kv_heads).collect::<Vec<_>>())
+            }
+            _ => writer.add_u32(&key, self.kv_heads as u32),
+        };
         if let Some((count, used)) = self.experts {
             writer.add_u32(&format!("{family}.expert_count"), count as u32);
             writer.add_u32(&format!("{family}.expert_used_count"), used as u32);
@@ -323,6 +364,18 @@ impl Shape {
                 ] {
                     writer.add_u32(&format!("{family}.{key}"), value as u32);
                 }
+            }
+            Family::GraniteHybrid { mamba, .. } => {
+                for (key, value) in [
+                    ("ssm.conv_kernel", mamba.kernel),
+                    ("ssm.state_size", mamba.state),
+                    ("ssm.group_count", mamba.groups),
+                    ("ssm.time_step_rank", mamba.heads),
+                    ("ssm.inner_size", mamba.width()),
+                ] {
+                    writer.add_u32(&format!("{family}.{key}"), value as u32);
+                }
+                writer.add_bool("granitehybrid.rope.scaling.finetuned", false);
             }
             Family::Recurrent { interval } => {
                 writer.add_u32(&format!("{family}.attention_interval"), interval as u32);
@@ -395,14 +448,22 @@ impl Shape {
                 add("ssm_dt.bias", &[heads], Fill::Norm);
                 add("ssm_a", &[heads], Fill::Decay);
                 add("ssm_norm.weight", &[delta.value_dim], Fill::Norm);
+            } else if let Some(mamba) = self.family.mamba(layer) {
+                add("ssm_in.weight", &[hidden, mamba.projected()], matrix(1.0));
+                add("ssm_conv1d.weight", &[mamba.kernel, mamba.channels()], Fill::Router { gain: 1.0 });
+                add("ssm_dt.bias", &[mamba.heads], Fill::Norm);
+                add("ssm_a", &[1, mamba.heads], Fill::Decay);
+                add("ssm_d", &[1, mamba.heads], Fill::Norm);
+                add("ssm_norm.weight", &[mamba.width() / mamba.groups, mamba.groups], Fill::Norm);
             } else {
                 let gated = if let Family::Qwen3Next { .. } = self.family { 2 } else { 1 };
                 add("attn_q.weight", &[hidden, gated * q], matrix(1.2));
                 add("attn_k.weight", &[hidden, kv], matrix(1.2));
                 add("attn_v.weight", &[hidden, kv], matrix(1.0));
             }
-            match self.family.delta(layer) {
-                Some(delta) => add("ssm_out.weight", &[delta.value_width(), hidden], matrix(0.7)),
+            let delta = self.family.delta(layer).map(|delta| delta.value_width());
+            match delta.or(self.family.mamba(layer).map(|mamba| mamba.width())) {
+                Some(width) => add("ssm_out.weight", &[width, hidden], matrix(0.7)),
                 None => add("attn_output.weight", &[q, hidden], matrix(0.7)),
             }
             if self.family.norms_heads() && self.family.delta(layer).is_none() {
@@ -504,87 +565,5 @@ fn fill_all<W: Write>(
     Ok(())
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a counter and a mixing function.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next 64 bits.
-    #[allow(clippy::should_implement_trait, reason = "an endless source, not an iterator")]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, which is not zero.
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    /// Roughly normal with mean 0 and variance 1: the sum of twelve uniform values minus 6, exact in f32.
-    pub fn normal(&mut self) -> f32 {
-        let sum: u32 = (0..3).map(|_| self.next()).flat_map(u64_parts).sum();
-        sum as f32 / 65_536.0 - 6.0
-    }
-
-    fn normals(&mut self, count: usize, size: f32, mean: f32) -> Vec<u8> {
-        (0..count).flat_map(|_| (mean + size * self.normal()).to_le_bytes()).collect()
-    }
-}
-
-/// Four 16-bit numbers.
-fn u64_parts(bits: u64) -> [u32; 4] {
-    [bits, bits >> 16, bits >> 32, bits >> 48].map(|part| (part & 0xffff) as u32)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{gguf::Gguf, tokenizer::Tokenizer};
-
-    #[test]
-    fn every_format_gives_weights_of_the_wanted_size() {
-        for format in quant::ALL {
-            let shape = Shape { vocab: 64, layers: 1, ..SHAPES[4].1.clone() };
-            let gguf = Gguf::from_bytes(shape.to_bytes(format, 3).unwrap()).unwrap();
-            let weights = gguf.require("blk.0.ffn_down.weight").unwrap().to_f32();
-            let mean = weights.iter().map(|w| f64::from(*w)).sum::<f64>() / weights.len() as f64;
-            let square = weights.iter().map(|w| f64::from(w * w)).sum::<f64>() / weights.len() as f64;
-            let size = square.sqrt() * (768.0f64).sqrt();
-            assert!((size - 1.0).abs() < 0.05, "{format:?}: size {size}");
-            assert!(mean.abs() * (768.0f64).sqrt() < 0.15, "{format:?}: mean {mean}");
-        }
-    }
-
-    #[test]
-    fn the_seed_decides_the_bytes() {
-        let shape = Shape { vocab: 64, layers: 1, ..SHAPES[4].1.clone() };
-        let make = |seed| shape.to_bytes(&quant::Q4_0, seed).unwrap();
-        assert!(make(1) == make(1) && make(1) != make(2));
-    }
-
-    #[test]
-    fn a_model_speaks_with_the_vocabulary_of_another() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("speaks.gguf");
-        let minnow = Gguf::open(concat!(env!("CARGO_MANIFEST_DIR"), "/minnow/minnow.gguf")).unwrap();
-        let shape = Shape { vocab: 2_080, layers: 1, ..SHAPES[4].1.clone() };
-        shape.write_speaking(&path, &quant::Q8_0, 1, minnow.metadata()).unwrap();
-        let (ours, theirs) = (Gguf::open(&path).unwrap(), minnow.metadata());
-        let [ours, theirs] = [ours.metadata(), theirs].map(|m| Tokenizer::from_gguf(m).unwrap());
-        let text = "Once upon a time, a fox\nwent home.";
-        assert_eq!(ours.encode_prompt(text).unwrap(), theirs.encode_prompt(text).unwrap());
-        let small = Shape { vocab: 512, ..shape };
-        let refused = small.write_speaking(&path, &quant::Q8_0, 1, minnow.metadata());
-        assert!(matches!(refused, Err(Error::Invalid { .. })));
-    }
-
-    #[test]
-    fn rows_that_are_no_whole_blocks_are_refused() {
-        let shape = Shape { hidden: 96 + 8, ..SHAPES[4].1.clone() };
-        assert!(matches!(shape.to_bytes(&quant::Q4_0, 1), Err(Error::Invalid { .. })));
-    }
-}
+mod tests;

@@ -20,6 +20,7 @@ import torch
 import gemma4
 import hf_dir
 import hybrid
+import mamba
 import mapping
 import spec
 import vocab as vocabulary
@@ -59,12 +60,14 @@ def draw(family, name, shape, rng):
     if inner == "lm_head.bias":
         return normal(0.5)
     own = gemma4.draw(inner, shape, rng) if family.arch == "gemma4" else hybrid.draw(inner, shape, rng, family.residual)
+    if own is None and family.arch in mamba.ARCHS:
+        own = mamba.draw(inner, shape, rng, family.residual)
     if own is not None:
         return own
     if inner == "lm_head.weight":
         rows = torch.exp(0.5 * torch.randn(shape[0], 1, generator=rng))
         return normal(family.head_gain / 2 / math.sqrt(hidden)) * rows
-    if inner == "model.embed_tokens.weight":
+    if inner in ("model.embed_tokens.weight", "model.embeddings.weight"):
         scale = family.residual / math.sqrt(hidden) if gemma else family.residual
         rows = torch.exp(0.35 * torch.randn(shape[0], 1, generator=rng)) if tied else 1.0
         return normal(scale) * rows
@@ -103,7 +106,7 @@ def draw(family, name, shape, rng):
     if family.arch == "llama4" and ".experts." in inner:
         # [E, in, out]
         return normal((1.6 * family.residual if "down" in inner else 1.0) / math.sqrt(shape[-2]))
-    gains = {"dense": 1.3 * family.residual, "fc2": 1.6 * family.residual, "o_proj": 1.3 * family.residual, "down_proj": 1.6 * family.residual, "c_proj": 1.5 * family.residual}
+    gains = {"dense": 1.3 * family.residual, "fc2": 1.6 * family.residual, "o_proj": 1.3 * family.residual, "down_proj": 1.6 * family.residual, "output_linear": 1.6 * family.residual, "c_proj": 1.5 * family.residual}
     gain = next((g for key, g in gains.items() if key in inner), 1.0)
     return normal(gain / math.sqrt(shape[-1]))
 
@@ -200,9 +203,9 @@ def one_minus_cos(a, b):
 
 def context_for(family, ids):
     """The context length to configure: phi3 picks its factors by it in llama.cpp, by the sequence in transformers."""
-    original = family.config.rope_parameters.get("original_max_position_embeddings")
     if family.arch != "phi3":
         return 512
+    original = family.config.rope_parameters.get("original_max_position_embeddings")
     return original if len(ids) + spec.GREEDY <= original else 512
 
 

@@ -14,6 +14,7 @@ import torch
 
 import gemma4
 import hybrid
+import mamba
 import spec
 import vocab as vocabulary
 
@@ -72,6 +73,7 @@ LAYER = {
     "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "norm": "attn_norm",
 }
 # the norm names that mean different things in different families
 PLAIN_NORMS = {"post_attention_layernorm": "ffn_norm"}
@@ -90,7 +92,7 @@ POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforwa
 # the norm before the feed-forward network under the name of the place it has
 NAMED_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 # families whose converter permutes q and k for rotation in adjacent pairs
-PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "phi2": "layer_norm_eps", "nemotron": "norm_eps"}
 NORMS = {"olmo2": POST_NORMS, "exaone4": POST_NORMS, "gpt-oss": NAMED_NORMS, "seed_oss": NAMED_NORMS,
          "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS, "gemma4": gemma4.NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
@@ -117,11 +119,11 @@ def tensors(family, state):
         elif full.startswith("lm_head."):
             if not config.tie_word_embeddings:
                 yield f"output.{suffix}", array
-        elif stem == "embed_tokens":
+        elif stem in ("embed_tokens", "embeddings"):
             yield "token_embd.weight", array
         elif stem == "embedding_norm":
             yield f"token_embd_norm.{suffix}", array
-        elif stem in ("norm", "final_layernorm"):
+        elif stem in ("norm", "norm_f", "final_layernorm"):
             yield f"output_norm.{suffix}", array
         elif suffix in ("sinks", "e_score_correction_bias", "expert_bias"):
             block = "blk." + stem.split(".")[1]
@@ -155,6 +157,17 @@ def tensors(family, state):
             name = full.split(".linear_attn.")[1]
             for name, part in hybrid.tensors(arch, config, name, array):
                 yield f"blk.{layer}.{name}", part
+        elif arch in mamba.ARCHS and (name := mamba.part(full.removeprefix("model.").split(".", 2)[-1])):
+            name, array = mamba.tensors(config, name, array)
+            yield f"blk.{stem.split('.')[1]}.{name}", array
+        elif inner.startswith("shared_mlp"):
+            # gate and up one after the other; beside experts the expert that every token visits
+            block, ending = f"blk.{stem.split('.')[1]}", "_shexp" if config.num_local_experts else ""
+            if "output" in inner:
+                yield f"{block}.ffn_down{ending}.weight", array
+            else:
+                for name, half in zip(("gate", "up"), np.split(array, 2)):
+                    yield f"{block}.ffn_{name}{ending}.weight", half
         else:
             _, layer, inner = stem.split(".", 2)
             name = names[inner]
@@ -185,7 +198,7 @@ def gpt_oss_experts(block, suffix, array):
 
 def stored(name, array):
     """The array in the type it has in the file; asserts that nothing is lost."""
-    if array.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or "shortconv.conv" in name or name.endswith(".bias"):
+    if array.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or "shortconv.conv" in name or name.endswith((".bias", "ssm_a", "ssm_d", "ssm_norm.weight")):
         return np.ascontiguousarray(array, dtype=np.float32)
     half = np.ascontiguousarray(array, dtype=np.float16)
     assert np.array_equal(half.astype(np.float32), array), name
@@ -210,9 +223,12 @@ def llama3_factors(head_dim, rope):
 
 def rope_metadata(writer, family, head_dim):
     config, arch = family.config, family.arch
-    rope = config.rope_parameters
     if arch in ("gemma2", "gemma4"):
         return
+    if arch.startswith("nemotron_h"):
+        writer.add_rope_dimension_count(head_dim)
+        return
+    rope = config.rope_parameters
     if arch == "gemma3":
         full = rope["full_attention"]
         writer.add_rope_freq_base(full["rope_theta"])
@@ -253,7 +269,8 @@ def metadata(writer, family, head_dim):
     writer.add_license("MIT OR Apache-2.0")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(config.max_position_embeddings)
+    if arch not in mamba.ARCHS:
+        writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     if arch == "gemma4":
@@ -265,23 +282,27 @@ def metadata(writer, family, head_dim):
         writer.add_sliding_window(config.attention_chunk_size)
         writer.add_attn_temperature_length(config.floor_scale)
         writer.add_attn_temperature_scale(config.attn_scale)
-    elif hasattr(config, "intermediate_size"):
+    elif hasattr(config, "intermediate_size") and not arch.startswith("nemotron_h"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if arch.startswith("lfm2"):
         writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif arch == "granitehybrid":
+        mamba.granite(writer, config)
+    elif arch.startswith("nemotron_h"):
+        mamba.nemotron(writer, config)
     elif arch != "gemma4":
         writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
     if arch == "llama":
         writer.add_vocab_size(config.vocab_size)
     if arch in LAYER_NORM:
         writer.add_layer_norm_eps(getattr(config, LAYER_NORM[arch]))
-    else:
+    elif not arch.startswith("nemotron_h"):
         writer.add_layer_norm_rms_eps(config.norm_eps if arch.startswith("lfm2") else config.rms_norm_eps)
     if arch == "deepseek2":
         latent_metadata(writer, config)
-    elif arch != "gemma4" and (head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4")):
+    elif arch != "gemma4" and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4")):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":
@@ -319,7 +340,7 @@ def metadata(writer, family, head_dim):
     if arch == "phi3":
         writer.add_sliding_window(0)
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    if experts and arch != "gemma4":
+    if experts and arch not in ("gemma4", *mamba.ARCHS):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if arch in ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe"):

@@ -33,6 +33,10 @@ SEEDS = {
     "qwen3moe": 21,
     "granite": 2,
     "granitemoe": 3,
+    "granitehybrid": 0,
+    "granitehybrid_moe": 0,
+    "nemotron_h": 2,
+    "nemotron_h_moe": 0,
     "dots1": 5,
     "gemma": 13,
     "arcee": 9,
@@ -182,6 +186,13 @@ def families():
     one_key = dict(attention_k_eq_v=True, num_global_key_value_heads=1)
     olmo3 = {"full_attention": yarn(10000.0, 4.0, 128), "sliding_attention": plain}
     granite = dict(embedding_multiplier=0.5, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.3)
+    granite_h = dict(granite, layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+                     position_embedding_type="nope", mamba_d_conv=4, mamba_expand=2, mamba_d_state=24)
+    nemotron_h = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=96,
+                      ssm_state_size=24, mamba_num_heads=8, mamba_head_dim=16, n_groups=2, layer_norm_epsilon=1e-5,
+                      tie_word_embeddings=False, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+                      max_position_embeddings=2048, attn_implementation="eager")
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
     quarter = default_rope(1e7) | {"partial_rotary_factor": 0.25}
     qwen35moe = base(333, 64, 2, 1, 0, 4, 1e-6, False, quarter, head_dim=64, num_experts=8, num_experts_per_tok=2,
                      moe_intermediate_size=32, shared_expert_intermediate_size=32, **delta(2, 2, 6))
@@ -241,6 +252,20 @@ def families():
         Family("granitemoe", "granitemoe", tf.GraniteMoeForCausalLM,
                tf.GraniteMoeConfig(**base(305, 64, 4, 2, 64, 3, 1e-6, True, plain, num_local_experts=6,
                                           num_experts_per_tok=2, **granite)), head_gain=8.0),
+        Family("granitehybrid", "granitehybrid", tf.GraniteMoeHybridForCausalLM,
+               tf.GraniteMoeHybridConfig(**base(328, 64, 4, 2, 96, 4, 1e-5, True, plain, **granite_h, num_local_experts=0,
+                                                num_experts_per_tok=0, shared_intermediate_size=96, mamba_n_heads=8,
+                                                mamba_d_head=16, mamba_n_groups=1)), head_gain=8.0),
+        Family("granitehybrid_moe", "granitehybrid", tf.GraniteMoeHybridForCausalLM,
+               tf.GraniteMoeHybridConfig(**base(329, 64, 4, 2, 32, 4, 1e-5, True, plain, **granite_h, num_local_experts=6,
+                                                num_experts_per_tok=2, shared_intermediate_size=48, mamba_n_heads=4,
+                                                mamba_d_head=32, mamba_n_groups=2)), head_gain=8.0),
+        Family("nemotron_h", "nemotron_h", tf.NemotronHForCausalLM,
+               tf.NemotronHConfig(vocab_size=331, layers_block_type=[kinds[kind] for kind in "M-M*-M"], **nemotron_h)),
+        Family("nemotron_h_moe", "nemotron_h_moe", tf.NemotronHForCausalLM,
+               tf.NemotronHConfig(vocab_size=332, layers_block_type=[kinds[kind] for kind in "MEM*E"], **nemotron_h,
+                                  n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
+                                  moe_shared_expert_intermediate_size=48, routed_scaling_factor=2.5, norm_topk_prob=True)),
         Family("olmo2", "olmo2", tf.Olmo2ForCausalLM,
                tf.Olmo2Config(**base(306, 64, 4, 2, 96, 3, 1e-6, False, default_rope(500000.0)))),
         Family("olmo3", "olmo2", tf.Olmo3ForCausalLM,

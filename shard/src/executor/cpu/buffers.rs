@@ -101,19 +101,19 @@ impl Narrow {
     }
 }
 
-/// The buffers of delta nets, of gated attention and of latent attention; empty in other models.
+/// The buffers of delta nets, of Mamba2, of gated attention and of latent attention; empty in other models.
 #[derive(Default)]
 pub(super) struct Hybrid {
     pub latent: Narrow,
-    /// q, k and v as projected, `[rows][channels]`.
+    /// What a convolution reads, as projected, `[rows][channels]`.
     pub projected: Vec<f32>,
     /// And as the recurrence reads them.
     pub inputs: Vec<f32>,
     /// The gate of the result, `[rows][mixed width]`.
     pub gate: Vec<f32>,
-    /// `[rows][value heads]`.
+    /// Decays, `[rows][value heads]`.
     pub alpha: Vec<f32>,
-    /// `[rows][value heads]`.
+    /// Strengths or steps, `[rows][value heads]`.
     pub beta: Vec<f32>,
 }
 
@@ -129,9 +129,14 @@ impl Hybrid {
                     gate = gate.max(delta.value_width());
                     heads = heads.max(delta.value_heads);
                 }
+                Attention::Mamba2(mamba) => {
+                    channels = channels.max(mamba.channels());
+                    gate = gate.max(mamba.width());
+                    heads = heads.max(mamba.heads);
+                }
                 Attention::Softmax(softmax) if softmax.gated => gate = gate.max(q_width),
                 Attention::ShortConv(conv) => channels = channels.max(3 * conv.width),
-                Attention::Softmax(_) | Attention::Recurrence(_) | Attention::Latent(_) => {}
+                _ => {}
             }
         }
         let buffer = |width: usize| vec![0.0f32; rows * width];

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{
     buffers::CpuBuffers,
+    load::{Linear, Loader},
     network::{norm, product},
-    weights::{Linear, Loader, NormWeights, TokenWeights},
+    weights::{NormWeights, TokenWeights},
 };
 use crate::{
     Result,

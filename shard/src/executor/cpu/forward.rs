@@ -13,9 +13,10 @@ use super::{
     buffers::{CpuBuffers, recycle},
     ends::{HeadWeights, norm_sums},
     experts::mix,
+    load::Linear,
     network::{Hidden, norm, product, run_network},
     per_layer,
-    weights::{FeedForwardWeights, Keys, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
+    weights::{FeedForwardWeights, Keys, LayerWeights, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
     Result,
@@ -164,6 +165,11 @@ impl Shard {
             (Mixer::DeltaNet(weights), Attention::DeltaNet(shape)) => {
                 self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
             }
+            (Mixer::None, Attention::None) if last => keep_wanted(ws),
+            (Mixer::None, Attention::None) => rows,
+            (Mixer::Mamba2(weights), Attention::Mamba2(shape)) => {
+                self.mamba2(ws, items, (weights, shape, place.cached), rows, last)
+            }
             (Mixer::ShortConv { input, taps }, Attention::ShortConv(spec)) => {
                 self.short_conv(ws, items, (input, taps, spec, place.cached), rows, last)
             }
@@ -175,16 +181,28 @@ impl Shard {
         if rows == 0 {
             return 0;
         }
+        let parallel = blueprint.layers[place.layer].parallel();
+        let Some(out) = &layer.out else {
+            // Nothing is added; the rows that go on are normed for the network.
+            norm_or_copy(
+                cpu,
+                blueprint.norm,
+                layer.feed_forward_norm.as_ref().filter(|_| parallel),
+                ws,
+                rows,
+            );
+            return rows;
+        };
         let y = &mut ws.y[..rows * hidden];
         let mixed = &mut ws.attended[..rows * blueprint.mixed_width(place.layer)];
         if let Some(weight) = &layer.mixed_norm {
             cpu.rms_norm_in_place(mixed, weight.len(), Some(weight), blueprint.norm.eps);
         }
-        product(cpu, &mut ws.scratch, mixed, rows, [(&layer.out, y)]);
+        product(cpu, &mut ws.scratch, mixed, rows, [(out, y)]);
         if let Some(weight) = &layer.attention_norm_after {
             cpu.rms_norm_in_place(&mut ws.y[..rows * hidden], hidden, Some(weight), blueprint.norm.eps);
         }
-        if blueprint.layers[place.layer].parallel() {
+        if parallel && blueprint.layers[place.layer].feed_forward != FeedForward::None {
             norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
         }
         self.add_to_residual(ws, rows);
@@ -401,10 +419,13 @@ impl Shard {
     fn feed_forward(&self, ws: &mut CpuBuffers, (place, layer): (Place, &LayerWeights), rows: usize) {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let size = rows * blueprint.hidden;
+        let spec = &blueprint.layers[place.layer].feed_forward;
+        if *spec == FeedForward::None {
+            return;
+        }
         if !blueprint.layers[place.layer].parallel() {
             norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
         }
-        let spec = &blueprint.layers[place.layer].feed_forward;
         match (&layer.feed_forward, spec) {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
                 let (gate, up, scratch) = (&mut ws.inner.gate, &mut ws.inner.up, &mut ws.scratch);

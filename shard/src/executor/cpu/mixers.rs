@@ -1,4 +1,4 @@
-//! What mixes positions beside plain attention: gated delta nets, and latent attention.
+//! What mixes positions beside plain attention: gated delta nets, Mamba2, short convolutions, and latent attention.
 //!
 //! Latent attention absorbs queries into the latent, keeps one row per position for all heads, and turns results into values
 //! head by head. The matrices of a head are small: a pass multiplies twice as many of them as there are heads.
@@ -10,11 +10,16 @@ use super::{
     Shard,
     buffers::CpuBuffers,
     forward::{Look, OWN, Place, keep_rows, keep_wanted},
+    load::Linear,
     network::product,
-    weights::{DeltaWeights, LatentWeights, Linear},
+    recurrent::{DeltaWeights, Mamba2Weights},
+    weights::LatentWeights,
 };
 use crate::{
-    kernels::{Activations, ConvJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, attention, delta},
+    kernels::{
+        Activations, ConvJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Mamba2Gate, Mamba2Inputs, Mamba2Job,
+        Mamba2Shape, attention, delta, mamba2,
+    },
     models::{Latent, ShortConv},
     state::{Paged, Recurrent},
 };
@@ -76,6 +81,64 @@ impl Shard {
                 .compute(cpu);
             });
         }
+        if !last {
+            return rows;
+        }
+        keep_rows(&ws.spans, &mut ws.attended, width);
+        keep_wanted(ws)
+    }
+
+    /// The state space of Mamba2 over the normed rows, positions ascending, into `ws.attended`; returns how many rows go on.
+    pub(super) fn mamba2(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (weights, shape, cached): (&Mamba2Weights, Mamba2Shape, usize),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        let (cpu, eps) = (&*self.cpu, self.blueprint.norm.eps);
+        let (channels, width, heads) = (shape.channels(), shape.width(), shape.heads);
+        let h = &ws.h[..rows * self.blueprint.hidden];
+        let buffers = &mut ws.hybrid;
+        let projected = &mut buffers.projected[..rows * channels];
+        let z = &mut buffers.gate[..rows * width];
+        let decay = &mut buffers.alpha[..rows * heads];
+        let steps = &mut buffers.beta[..rows * heads];
+        let targets =
+            [(&weights.z, &mut *z), (&weights.inputs, &mut *projected), (&weights.steps, &mut *steps)];
+        product(cpu, &mut ws.scratch, h, rows, targets);
+        mamba2::steps(cpu, steps, decay, &weights.dt, &weights.a);
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
+            let first = span.first;
+            let projected = &projected[first * channels..(first + span.rows) * channels];
+            let inputs = &mut buffers.inputs[first * channels..(first + span.rows) * channels];
+            let out = &mut ws.attended[first * width..(first + span.rows) * width];
+            state.pass(span.start, span.rows, |before, state, rows| {
+                let (before, columns_before) = before.split_at(shape.matrices_len());
+                let (matrices, columns) = state.split_at_mut(shape.matrices_len());
+                if rows.start == 0 {
+                    let (before, taps, bias) = (columns_before, &weights.taps, weights.bias.as_deref());
+                    Mamba2Inputs { shape, projected, before, taps, bias, out: inputs }.compute(cpu);
+                }
+                shape.keep_columns(columns_before, projected, rows.end, columns);
+                let here = |width: usize| (first + rows.start) * width..(first + rows.end) * width;
+                Mamba2Job {
+                    shape,
+                    inputs: &inputs[rows.start * channels..rows.end * channels],
+                    decay: &decay[here(heads)],
+                    steps: &steps[here(heads)],
+                    skip: &weights.skip,
+                    before: (rows.start == 0).then_some(before),
+                    state: matrices,
+                    out: &mut out[rows.start * width..rows.end * width],
+                }
+                .compute(cpu);
+            });
+        }
+        let norm = weights.norm.as_deref().map(|norm| (norm, eps));
+        Mamba2Gate { shape, z, norm, out: &mut ws.attended[..rows * width] }.compute(cpu);
         if !last {
             return rows;
         }

@@ -14,9 +14,11 @@ mod buffers;
 mod ends;
 mod experts;
 mod forward;
+mod load;
 mod mixers;
 mod network;
 mod per_layer;
+mod recurrent;
 mod weights;
 
 use std::sync::Arc;
@@ -74,7 +76,7 @@ impl Shard {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let context = batch::check_load(&blueprint, layers, ends, options)?;
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
-        let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
+        let loader = load::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
         let head = ends.head.then(|| HeadWeights::load(&loader)).transpose()?;
         let weights = (layers.start()..layers.end())

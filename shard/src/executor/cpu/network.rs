@@ -1,6 +1,9 @@
 //! Matrix products with their biases, the feed-forward network made of them, for dense layers and for each expert, and norms.
 
-use super::weights::{Linear, Network, NormWeights};
+use super::{
+    load::Linear,
+    weights::{Network, NormWeights},
+};
 use crate::{
     kernels::{Activations, Cpu, Target},
     models::{Activation, Norm, NormKind},

@@ -1,22 +1,16 @@
 //! From tensors in a file to packed weights of one layer.
 
-use std::ops::Range;
-
+use super::{
+    load::{Linear, Loader},
+    recurrent::{DeltaWeights, Mamba2Weights, by_tap},
+};
 use crate::{
     Error, Result,
-    gguf::Gguf,
-    kernels::{Cpu, DeltaShape, Matrix},
+    kernels::Matrix,
     models::{
-        ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax,
-        layer_name,
+        ATTENTION_NORM, Attention, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax, layer_name,
     },
 };
-
-/// A matrix and what is added to its products.
-pub(super) struct Linear {
-    pub matrix: Matrix,
-    pub bias: Option<Vec<f32>>,
-}
 
 /// The weights of a norm.
 pub(super) struct NormWeights {
@@ -49,6 +43,7 @@ pub(super) struct ExpertWeights {
 
 #[allow(clippy::large_enum_variant, reason = "one per layer, made once")]
 pub(super) enum FeedForwardWeights {
+    None,
     Dense(Network),
     Experts(Box<ExpertWeights>),
     Both(Box<BothWeights>),
@@ -86,19 +81,6 @@ pub(super) struct SoftmaxWeights {
     pub sinks: Option<Vec<f32>>,
 }
 
-/// Everything a delta net computes with in front of its output matrix.
-pub(super) struct DeltaWeights {
-    pub qkv: Linear,
-    pub z: Linear,
-    pub beta: Linear,
-    pub alpha: Linear,
-    /// The convolution, `[kernel][channels]`, oldest row first.
-    pub taps: Vec<f32>,
-    pub dt: Vec<f32>,
-    pub a: Vec<f32>,
-    pub norm: Vec<f32>,
-}
-
 /// The projections of latent attention.
 pub(super) struct LatentWeights {
     /// The narrow row that queries are made of, and its norm.
@@ -115,6 +97,7 @@ pub(super) struct LatentWeights {
 
 /// What mixes positions.
 pub(super) enum Mixer {
+    None,
     Latent(LatentWeights),
     Softmax(SoftmaxWeights),
     Recurrence {
@@ -122,6 +105,7 @@ pub(super) enum Mixer {
         input: Linear,
     },
     DeltaNet(DeltaWeights),
+    Mamba2(Mamba2Weights),
     /// The projection to three rows, and the taps, `[kernel][width]`, oldest row first.
     ShortConv {
         input: Linear,
@@ -135,7 +119,8 @@ pub(super) struct LayerWeights {
     pub mixer: Mixer,
     /// The norm over what the mixer makes.
     pub mixed_norm: Option<Vec<f32>>,
-    pub out: Linear,
+    /// The matrix behind it, where something mixes positions.
+    pub out: Option<Linear>,
     pub attention_norm_after: Option<Vec<f32>>,
     /// The norm of the residual rows behind attention.
     pub attention_sum_norm: Option<NormWeights>,
@@ -175,12 +160,6 @@ impl Keys {
     }
 }
 
-impl Linear {
-    pub fn resident_bytes(&self) -> usize {
-        self.matrix.resident_bytes()
-    }
-}
-
 impl Network {
     fn resident_bytes(&self) -> usize {
         let gate = self.gate.as_ref().map_or(0, Linear::resident_bytes);
@@ -211,7 +190,9 @@ impl LayerWeights {
             Mixer::DeltaNet(w) => {
                 [&w.qkv, &w.z, &w.beta, &w.alpha].into_iter().map(Linear::resident_bytes).sum()
             }
+            Mixer::Mamba2(w) => [&w.z, &w.inputs, &w.steps].into_iter().map(Linear::resident_bytes).sum(),
             Mixer::Recurrence { gate, input } => gate.resident_bytes() + input.resident_bytes(),
+            Mixer::None => 0,
             Mixer::ShortConv { input, .. } => input.resident_bytes(),
             Mixer::Latent(w) => {
                 let narrow = w.narrow.as_ref().map(|(narrow, _)| narrow);
@@ -219,8 +200,9 @@ impl LayerWeights {
                 [&w.q, &w.row].into_iter().chain(narrow).chain(heads).map(Linear::resident_bytes).sum()
             }
         };
-        let attention = mixer + self.out.resident_bytes();
+        let attention = mixer + self.out.as_ref().map_or(0, Linear::resident_bytes);
         let feed_forward = match &self.feed_forward {
+            FeedForwardWeights::None => 0,
             FeedForwardWeights::Dense(network) => network.resident_bytes(),
             FeedForwardWeights::Experts(experts) => experts.resident_bytes(),
             FeedForwardWeights::Both(both) => both.dense.resident_bytes() + both.experts.resident_bytes(),
@@ -232,26 +214,13 @@ impl LayerWeights {
     /// Bytes of the matrices that one token passes through when `used` experts are chosen for it.
     pub fn touched_bytes(&self, used: usize) -> usize {
         let experts = match &self.feed_forward {
-            FeedForwardWeights::Dense(_) => return self.resident_bytes(),
+            FeedForwardWeights::Dense(_) | FeedForwardWeights::None => return self.resident_bytes(),
             FeedForwardWeights::Experts(experts) => experts,
             FeedForwardWeights::Both(both) => &both.experts,
         };
         let all = experts.experts_bytes();
         self.resident_bytes() - all + all / experts.experts.len().max(1) * used
     }
-}
-
-/// The taps of a convolution, stored channel by channel, as `[kernel][channels]`.
-fn by_tap(stored: &[f32], kernel: usize) -> Vec<f32> {
-    let tap = |tap: usize| stored.chunks_exact(kernel).map(move |channel| channel[tap]);
-    (0..kernel).flat_map(tap).collect()
-}
-
-/// Reads tensors of a model whose blueprint has accepted all names and shapes.
-pub(super) struct Loader<'a> {
-    pub gguf: &'a Gguf,
-    pub cpu: &'a Cpu,
-    pub blueprint: &'a Blueprint,
 }
 
 impl Loader<'_> {
@@ -278,7 +247,9 @@ impl Loader<'_> {
         let name = |suffix: &str| layer_name(index, suffix);
         let mixer = match self.blueprint.layers[index].attention {
             Attention::Softmax(softmax) => Mixer::Softmax(self.softmax(index, softmax)?),
-            Attention::DeltaNet(delta) => Mixer::DeltaNet(self.delta_net(index, &delta)?),
+            Attention::DeltaNet(delta) => Mixer::DeltaNet(DeltaWeights::load(self, index, &delta)?),
+            Attention::Mamba2(mamba) => Mixer::Mamba2(Mamba2Weights::load(self, index, &mamba)?),
+            Attention::None => Mixer::None,
             Attention::Latent(latent) => Mixer::Latent(self.latent(index, &latent)?),
             Attention::ShortConv(conv) => Mixer::ShortConv {
                 input: self.linear(&name("shortconv.in_proj"))?,
@@ -291,6 +262,7 @@ impl Loader<'_> {
         };
         let layer = &self.blueprint.layers[index];
         let feed_forward = match &layer.feed_forward {
+            FeedForward::None => FeedForwardWeights::None,
             FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense)?),
             FeedForward::Experts(experts) => {
                 FeedForwardWeights::Experts(Box::new(self.experts(index, experts)?))
@@ -313,9 +285,10 @@ impl Loader<'_> {
         };
         let (out, after) = (
             match layer.attention {
-                Attention::DeltaNet(_) => "ssm_out",
-                Attention::ShortConv(_) => "shortconv.out_proj",
-                _ => "attn_output",
+                Attention::None => None,
+                Attention::DeltaNet(_) | Attention::Mamba2(_) => Some("ssm_out"),
+                Attention::ShortConv(_) => Some("shortconv.out_proj"),
+                _ => Some("attn_output"),
             },
             layer.norm_after_attention().map(|after| format!("{after}.weight")),
         );
@@ -323,7 +296,7 @@ impl Loader<'_> {
             attention_norm: self.norm_opt(&name(ATTENTION_NORM))?,
             mixer,
             mixed_norm: self.vector(&name("attn_sub_norm.weight")),
-            out: self.linear(&name(out))?,
+            out: out.map(|out| self.linear(&name(out))).transpose()?,
             attention_norm_after: after.and_then(|after| self.vector(&name(&after))),
             attention_sum_norm: self.norm_opt(&name("attn_output_norm"))?,
             feed_forward_norm: self.norm_opt(&name(layer.feed_forward_norm))?,
@@ -410,34 +383,6 @@ impl Loader<'_> {
         })
     }
 
-    fn delta_net(&self, index: usize, delta: &DeltaShape) -> Result<DeltaWeights> {
-        let name = |suffix: &str| layer_name(index, suffix);
-        let values = |suffix: &str| self.values(&name(suffix));
-        let fused = name("ssm_ba");
-        let (beta, alpha) = match self.gguf.info(&format!("{fused}.weight")) {
-            None => (self.linear(&name("ssm_beta"))?, self.linear(&name("ssm_alpha"))?),
-            Some(_) => {
-                // For each key head, beta of its value heads and then alpha.
-                let shared = delta.value_heads / delta.key_heads;
-                let part = |first: usize| {
-                    let heads = (0..delta.key_heads).map(move |head| (2 * head + first) * shared);
-                    self.gathered(&fused, heads.map(move |first| first..first + shared))
-                };
-                (part(0)?, part(1)?)
-            }
-        };
-        Ok(DeltaWeights {
-            qkv: self.linear(&name("attn_qkv"))?,
-            z: self.linear(&name("attn_gate"))?,
-            beta,
-            alpha,
-            taps: by_tap(&values("ssm_conv1d.weight")?, delta.kernel),
-            dt: values("ssm_dt.bias")?,
-            a: values("ssm_a")?,
-            norm: values("ssm_norm.weight")?,
-        })
-    }
-
     /// The dense network; gate and up may be the halves of one matrix.
     fn network(&self, index: usize, spec: &Dense) -> Result<Network> {
         let width = spec.width;
@@ -475,18 +420,20 @@ impl Loader<'_> {
                 let bias = biases[part].as_ref().map(|bias| bias[own].to_vec());
                 Ok::<_, Error>(Linear { matrix, bias })
             };
-            let (gate, up, down) = (Some(part(0, width)?), part(1, width)?, part(2, hidden)?);
+            let gate = spec.activation.gated().then(|| part(0, width)).transpose()?;
+            let (up, down) = (part(1, width)?, part(2, hidden)?);
             Ok(Network { gate, up, inner_norm: None, down })
         });
         let experts = experts.collect::<Result<Vec<_>>>()?;
         parts.iter().chain([&fused]).for_each(|part| self.gguf.forget(&format!("{part}.weight")));
+        let gated = spec.activation.gated();
         let shared = match spec.shared {
             None => None,
             Some(_) => {
                 let gate =
                     spec.shared_gate.then(|| self.matrix(&name("ffn_gate_inp_shexp.weight"))).transpose()?;
                 let network = Network {
-                    gate: Some(self.linear(&name("ffn_gate_shexp"))?),
+                    gate: gated.then(|| self.linear(&name("ffn_gate_shexp"))).transpose()?,
                     up: self.linear(&name("ffn_up_shexp"))?,
                     inner_norm: None,
                     down: self.linear(&name("ffn_down_shexp"))?,
@@ -507,55 +454,5 @@ impl Loader<'_> {
             experts,
             shared,
         })
-    }
-
-    pub fn linear(&self, prefix: &str) -> Result<Linear> {
-        let matrix = self.matrix(&format!("{prefix}.weight"))?;
-        Ok(Linear { matrix, bias: self.vector(&format!("{prefix}.bias")) })
-    }
-
-    fn linear_rows(&self, prefix: &str, rows: Range<usize>) -> Result<Linear> {
-        let matrix = self.matrix_rows(&format!("{prefix}.weight"), rows.clone())?;
-        let bias = self.vector(&format!("{prefix}.bias")).map(|bias| bias[rows].to_vec());
-        Ok(Linear { matrix, bias })
-    }
-
-    /// The rows of `parts`, one after the other, as one matrix.
-    fn gathered(&self, prefix: &str, parts: impl Iterator<Item = Range<usize>>) -> Result<Linear> {
-        let tensor = self.gguf.require(&format!("{prefix}.weight"))?;
-        let row = tensor.bytes.len() / tensor.rows();
-        let mut bytes = Vec::new();
-        let mut rows = 0;
-        for part in parts {
-            rows += part.len();
-            bytes.extend_from_slice(&tensor.bytes[part.start * row..part.end * row]);
-        }
-        let matrix = Matrix::pack(self.cpu, tensor.format, rows, tensor.cols(), &bytes)?;
-        Ok(Linear { matrix, bias: None })
-    }
-
-    /// Packs a whole tensor and lets go of its pages in the file.
-    fn matrix(&self, name: &str) -> Result<Matrix> {
-        let rows = self.gguf.require(name)?.rows();
-        let matrix = self.matrix_rows(name, 0..rows);
-        self.gguf.forget(name);
-        matrix
-    }
-
-    fn matrix_rows(&self, name: &str, rows: Range<usize>) -> Result<Matrix> {
-        let tensor = self.gguf.require(name)?;
-        let row = tensor.bytes.len() / tensor.rows();
-        let bytes = &tensor.bytes[rows.start * row..rows.end * row];
-        Matrix::pack(self.cpu, tensor.format, rows.len(), tensor.cols(), bytes)
-    }
-
-    /// A small tensor as f32.
-    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
-        Ok(self.gguf.require(name)?.to_f32())
-    }
-
-    /// The same, if the file has it.
-    pub fn vector(&self, name: &str) -> Option<Vec<f32>> {
-        self.gguf.tensor(name).map(|tensor| tensor.to_f32())
     }
 }

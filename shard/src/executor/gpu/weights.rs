@@ -150,6 +150,7 @@ pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
             }
         }
         (Attention::Softmax(_), FeedForward::Both(..)) => Some("experts beside a network"),
+        (Attention::Softmax(_), FeedForward::None) => Some("layers without a network"),
         (Attention::Latent(_), _) => Some("latent attention"),
         _ => Some("recurrent layers"),
     };
@@ -204,7 +205,7 @@ impl Loader<'_> {
         let network = match layer.feed_forward {
             FeedForward::Dense(dense) => self.dense(index, dense)?,
             FeedForward::Experts(experts) => self.experts(index, experts)?,
-            FeedForward::Both(..) => {
+            FeedForward::None | FeedForward::Both(..) => {
                 return Err(Error::unsupported("experts beside a network on this device"));
             }
         };

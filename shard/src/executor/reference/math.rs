@@ -48,7 +48,16 @@ pub(super) fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32
     gate.iter().zip(up).map(one).collect()
 }
 
-pub(super) fn relu_squared(x: f32) -> f32 {
+/// The inner rows of a network, whose gate is empty where it has none.
+pub(super) fn network(activation: Activation, gate: &[f32], up: Vec<f32>) -> Vec<f32> {
+    match activation {
+        Activation::Gelu => up.into_iter().map(gelu).collect(),
+        Activation::ReluSquared => up.into_iter().map(relu_squared).collect(),
+        _ => gated(activation, gate, &up),
+    }
+}
+
+fn relu_squared(x: f32) -> f32 {
     x.max(0.0) * x.max(0.0)
 }
 

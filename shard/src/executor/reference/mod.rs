@@ -35,7 +35,7 @@ use crate::{
     quant::{self, QuantizedRow},
 };
 pub use executor::Reference;
-use math::{add, attend, gated, gelu, relu_squared, sigmoid};
+use math::{add, attend, gated, gelu, network, sigmoid};
 use state::Rows;
 
 /// Where values are rounded.
@@ -206,8 +206,15 @@ impl Model {
             Attention::Softmax(spec) => self.attention(rows, lent, (index, spec), &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
             Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
+            Attention::Mamba2(shape) => self.mamba2(rows, index, shape, &h),
             Attention::Latent(latent) => self.latent(rows, index, latent, &h),
             Attention::ShortConv(conv) => self.short_conv(rows, index, conv, &h),
+            Attention::None => {
+                // Nothing to remember, but positions are counted.
+                rows.keys.push(Vec::new());
+                rows.values.push(Vec::new());
+                vec![0.0; h.len()]
+            }
         };
         self.rest(index, x, y, token);
     }
@@ -226,6 +233,7 @@ impl Model {
             false => self.norm(&layer_name(index, layer.feed_forward_norm), x),
         };
         let mut y = match &self.blueprint.layers[index].feed_forward {
+            FeedForward::None => return,
             FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
             FeedForward::Experts(experts) => self.experts(index, experts, (&h, x)),
             FeedForward::Both(dense, experts) => {
@@ -376,17 +384,12 @@ impl Model {
 
     fn dense(&self, index: usize, width: usize, activation: Activation, h: &[f32]) -> Vec<f32> {
         let mut up = self.linear(&layer_name(index, "ffn_up"), h);
-        let mut inner: Vec<f32> = match activation {
-            Activation::Gelu => up.into_iter().map(gelu).collect(),
-            Activation::ReluSquared => up.into_iter().map(relu_squared).collect(),
-            _ => {
-                let gate: Vec<f32> = match up.len() == 2 * width {
-                    true => up.drain(..width).collect(),
-                    false => self.linear(&layer_name(index, "ffn_gate"), h),
-                };
-                gated(activation, &gate, &up)
-            }
+        let gate = match activation.gated() {
+            false => Vec::new(),
+            true if up.len() == 2 * width => up.drain(..width).collect(),
+            true => self.linear(&layer_name(index, "ffn_gate"), h),
         };
+        let mut inner = network(activation, &gate, up);
         self.norm_after(&layer_name(index, "ffn_sub_norm.weight"), &mut inner);
         self.linear(&layer_name(index, "ffn_down"), &inner)
     }
@@ -408,6 +411,7 @@ impl Model {
             };
             let fused = layer_name(index, "ffn_gate_up_exps.weight");
             let (gate, up) = match self.tensors.contains_key(&fused) {
+                _ if !spec.activation.gated() => (Vec::new(), part("ffn_up_exps", spec.width, &own)),
                 true => {
                     let mut gate =
                         self.product(self.slice(&fused, 2 * expert * spec.width, 2 * spec.width), &own);
@@ -416,12 +420,13 @@ impl Model {
                 }
                 false => (part("ffn_gate_exps", spec.width, &own), part("ffn_up_exps", spec.width, &own)),
             };
-            let inner = gated(spec.activation, &gate, &up);
+            let inner = network(spec.activation, &gate, up);
             add(&mut out, &part("ffn_down_exps", h.len(), &inner), weight);
         }
         if spec.shared.is_some() {
             let part = |name, x: &[f32]| self.linear(&layer_name(index, name), x);
-            let inner = gated(spec.activation, &part("ffn_gate_shexp", h), &part("ffn_up_shexp", h));
+            let gate = if spec.activation.gated() { part("ffn_gate_shexp", h) } else { Vec::new() };
+            let inner = network(spec.activation, &gate, part("ffn_up_shexp", h));
             let share = match spec.shared_gate {
                 true => sigmoid(part("ffn_gate_inp_shexp", h)[0]),
                 false => 1.0,

@@ -19,10 +19,12 @@ impl Rows {
     /// None yet, of layer `layer`.
     pub fn of(blueprint: &Blueprint, layer: usize) -> Self {
         let widths = match blueprint.layers[layer].attention {
+            Attention::None => [0, 0],
             Attention::Softmax(softmax) if softmax.source.is_some() => [0, 0],
             Attention::Softmax(softmax) => [softmax.kv.kv_heads * softmax.kv.head_dim; 2],
             Attention::Recurrence(recurrence) => [0, recurrence.width],
             Attention::DeltaNet(delta) => [0, delta.state_len()],
+            Attention::Mamba2(mamba) => [0, mamba.state_len()],
             Attention::ShortConv(conv) => [0, conv.state_len()],
             Attention::Latent(latent) => [latent.rotated + latent.rank, 0],
         };
