@@ -6,6 +6,8 @@
 //! Cancelling: dropping the [`EventStream`] ends the generation within one step. Backpressure: an implementation must
 //! bound what it buffers for a reader that does not read, and pause that session when the bound is reached.
 
+use std::sync::Arc;
+
 use futures::{future::BoxFuture, stream::BoxStream};
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +16,7 @@ use crate::swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot};
 mod events;
 mod failure;
 pub mod ranges;
+mod records;
 mod request;
 
 pub use crate::choice::{Draft, Guard, Mode, SessionChoice, Shadow, Verify, Wire, WireChoice};
@@ -21,6 +24,7 @@ pub use events::{
     Done, Drafts, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage,
 };
 pub use failure::Failure;
+pub use records::SwarmRecords;
 pub use request::{CallForm, EmbedRequest, Format, GenerateRequest, Prompt, RerankRequest, Sampling};
 
 /// The events of one answer. Ends after [`Event::Done`] or [`Event::Failed`]; dropping it cancels.
@@ -78,6 +82,11 @@ pub trait Inference: Send + Sync + 'static {
     /// # Errors
     /// When the change is impossible here.
     fn contribute(&self, change: ContributionChange) -> Result<Contribution, Failure>;
+
+    /// Who keeps records of the swarm for the owner; `None` where there is no swarm.
+    fn records(&self) -> Option<Arc<dyn SwarmRecords>> {
+        None
+    }
 
     /// Counters for `/metrics`. Names and label values come from fixed sets, never from users or peers.
     fn metrics(&self) -> Vec<Metric>;

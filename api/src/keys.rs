@@ -160,7 +160,15 @@ mod tests {
         for path in ["/v1/chat/completions", "/v1/models", "/api/chat", "/api/tags", "/openapi.json"] {
             assert!(open_to_holders(path), "{path}");
         }
-        for path in ["/swarm", "/swarm/contribution", "/swarm/consent", "/metrics", "/api/pull", "/session"] {
+        for path in [
+            "/swarm",
+            "/swarm/contribution",
+            "/swarm/consent",
+            "/swarm/invite",
+            "/metrics",
+            "/api/pull",
+            "/session",
+        ] {
             assert!(!open_to_holders(path), "{path}");
         }
     }

@@ -55,6 +55,7 @@ pub mod schema_refs;
 mod server;
 mod sse;
 pub mod swarm;
+pub mod swarm_records;
 mod swarm_routes;
 mod tools;
 mod unread;

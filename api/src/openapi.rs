@@ -18,6 +18,8 @@ mod schemas;
 use axum::Json;
 use serde_json::{Map, Value, json};
 
+use crate::swarm_records::MAX_DAYS;
+
 /// A route: method, path, tag, summary, name of the request's schema (empty for none), whether it needs the token.
 type Row = (&'static str, &'static str, &'static str, &'static str, &'static str, bool);
 
@@ -58,6 +60,10 @@ pub(crate) const ROUTES: &[Row] = &[
         "Consent",
         true,
     ),
+    ("post", "/swarm/names", "swarm", "Call a node something, or forget what it is called", "NodeName", true),
+    ("get", "/swarm/history", "swarm", "How it went in the last days", "", true),
+    ("get", "/swarm/answers", "swarm", "The last answers and what happened to each, step by step", "", true),
+    ("get", "/swarm/invite", "swarm", "A code for a friend, as text and as a QR code", "", true),
     ("get", "/conversations", "page", "The conversations that are kept here", "", true),
     ("post", "/conversations/search", "page", "Conversations that have all these words", "Words", true),
     ("get", "/conversations/{conversation}", "page", "One conversation", "", true),
@@ -163,6 +169,10 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
     if path.contains("{conversation}") {
         let hex = json!({"type": "string", "pattern": "^[0-9a-f]{32}$"});
         parameters.push(json!({"name": "conversation", "in": "path", "required": true, "schema": hex}));
+    }
+    if *path == "/swarm/history" {
+        let days = json!({"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 1});
+        parameters.push(json!({"name": "days", "in": "query", "required": false, "schema": days}));
     }
     if !schema.is_empty() {
         operation["requestBody"] = json!({

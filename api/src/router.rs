@@ -44,6 +44,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/swarm/events", get(swarm_routes::events))
         .route("/swarm/contribution", post(swarm_routes::contribute))
         .route("/swarm/consent", post(swarm_routes::agree))
+        .route("/swarm/names", post(swarm_routes::name))
+        .route("/swarm/history", get(swarm_routes::history))
+        .route("/swarm/answers", get(swarm_routes::answers))
+        .route("/swarm/invite", get(swarm_routes::invite))
         .route("/conversations", get(conversation_routes::list))
         .route("/conversations/search", post(conversation_routes::search))
         .route(

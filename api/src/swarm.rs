@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::choice::Mode;
+use crate::{choice::Mode, swarm_records::NodeName};
 
 /// What this node believes of the swarm now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,6 +41,9 @@ pub struct SwarmSnapshot {
     pub default_mode: Mode,
     /// Every mode with the sentence that says who can read the prompt, and whether it can be used now.
     pub modes: Vec<ModeInfo>,
+    /// What the owner of this node calls nodes, whether they are here or not.
+    #[serde(default)]
+    pub names: Vec<NodeName>,
 }
 
 /// Whether a node can answer prompts.

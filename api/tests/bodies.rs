@@ -28,6 +28,7 @@ const CLOSED: &[&str] = &[
     "/v1/messages/count_tokens",
     "/swarm/contribution",
     "/swarm/consent",
+    "/swarm/names",
 ];
 
 /// Sends a head that declares `declared` bytes and only `body` of them, keeps the connection open, and reads the answer.

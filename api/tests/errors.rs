@@ -364,6 +364,7 @@ fn malformed_bodies_break_nothing() {
         "/v1/messages/count_tokens",
         "/swarm/contribution",
         "/swarm/consent",
+        "/swarm/names",
         "/session",
     ];
     const FIELDS: &[&str] = &[

@@ -8,7 +8,8 @@
 //   answer.js    one answer as it comes                        badge.js  the account of it
 //   modes.js     who may read what is sent                     history.js the list of conversations
 //   code.js      colors in code (lib-highlight.js)              formula.js TeX as MathML (lib-formula.js)
-//   models.js    models here and to be fetched
+//   models.js    models here and to be fetched                records.js what stands below the drawing: nodes.js, past.js,
+//                                                            replay.js, invite.js; fetched with the page about the swarm
 //   settings.js  instructions, sampling, presets, language      files.js  attached texts
 //   language.js  the messages of the page (messages-*.json)
 
@@ -53,7 +54,14 @@ function turn(panel, chat) {
   document.title = page === 'chat' ? 'Shoal' : `${t(page === 'swarm' ? 'swarm' : 'models')} · Shoal`;
   panel.render(true);
   if (page === 'models') library.refresh();
+  if (page === 'swarm') keepRecords(panel);
   reopen(chat);
+}
+
+/** Shows what the node keeps of the swarm; its scripts come when they are wanted. */
+async function keepRecords(panel) {
+  records ??= import('./records.js').then(({ Records }) => new Records(swarm, panel));
+  (await records).show();
 }
 
 /** Shows the conversation that the address names. */
@@ -116,6 +124,7 @@ const keeper = new Keeper();
 const chat = new Chat(swarm, keeper, new Settings(keeper));
 const panel = new Panel(swarm);
 const library = new Models();
+let records;
 new History(keeper, chat);
 locks(swarm);
 models(chat, swarm);

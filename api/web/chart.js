@@ -110,8 +110,8 @@ function rowLabels(row, y, left, narrow) {
     'g',
     { class: `label ${row.kind} ${row.state}` },
     s('title', null, row.id),
-    s('circle', { class: 'buoy', cx: 6, cy: y, r: 4.5 }),
-    s('text', { class: 'name', x: 18, y: y + (far ? -1 : 4) }, cut(row.kind === 'home' ? t(narrow ? 'here' : 'me') : row.short)),
+    s('circle', { class: `buoy ring ${row.color}`, cx: 7, cy: y, r: 4.5 }),
+    s('text', { class: 'name', x: 18, y: y + (far ? -1 : 4) }, cut(row.kind === 'home' && !row.own ? t(narrow ? 'here' : 'me') : row.short)),
     far && s('text', { class: 'far', x: 18, y: y + 13 }, cut(row.state === 'up' ? far : t(`state.${row.state}`))),
   );
 }

@@ -91,6 +91,12 @@ export class History {
     const state = JSON.stringify([shown, chat.tree.id, this.renaming]);
     if (state === this.state) return;
     this.state = state;
+    // One that differs gets the focus and the open menu back: the news of an answer comes when it comes.
+    const of = (place) => place?.closest?.('#history-list li')?.dataset.id;
+    const held = of(document.activeElement);
+    const part = document.activeElement.matches('.title') ? '.title' : 'summary';
+    const open = of($('history-list').querySelector('details[open]'));
+    const again = (id) => id && [...$('history-list').children].find((item) => item.dataset.id === id);
     let day = '';
     $('history-list').replaceChildren(...shown.flatMap((one) => {
       const age = dayOf(one.changedMs);
@@ -98,6 +104,8 @@ export class History {
       day = age;
       return [...head, this.item(one)];
     }));
+    again(open)?.querySelector('details')?.setAttribute('open', '');
+    if (document.activeElement === document.body) again(held)?.querySelector(part)?.focus();
   }
 
   item(one) {
@@ -105,7 +113,7 @@ export class History {
     if (this.renaming === one.id) return this.renamer(one);
     const button = (name, act) => h('button', { type: 'button', class: 'quiet', click: act }, name);
     const title = clean(one.title, 80) || t('history.untitled');
-    return h('li', { class: open ? 'kept open' : 'kept' },
+    return h('li', { class: open ? 'kept open' : 'kept', 'data-id': one.id },
       h('button', { type: 'button', class: 'title', 'aria-current': open && 'true', click: () => this.open(one.id) }, h('span', null, title), one.excerpt && h('span', { class: 'excerpt' }, clean(one.excerpt, 120))),
       h('details', { class: 'more', name: 'kept' }, h('summary', { 'aria-label': t('history.more', { title }) }, '⋯'),
         h('div', { class: 'menu' },

@@ -1,10 +1,11 @@
-// The page about the swarm: the drawing, figures, what this node gives, failovers, models and nodes.
+// The page about the swarm: the drawing, figures, what this node gives, failovers and models. What else stands there is in
+// `records.js`.
 
 import { draw } from './chart.js';
-import { $, announce, bytes, clean, duration, h, rate, s, write } from './dom.js';
+import { $, announce, bytes, clean, h, rate, s, write } from './dom.js';
 import { figure, locale, t } from './language.js';
 import { tell } from './swarm.js';
-import { chartView, kindOf, pickModel } from './view.js';
+import { chartView, pickModel } from './view.js';
 
 /** The tables change at most this often; the drawing follows every frame. */
 const TABLES_MS = 500;
@@ -50,7 +51,7 @@ export class Panel {
     this.tablesAt = performance.now();
     this.contribution();
     this.models();
-    this.nodes();
+    this.tables?.();
   }
 
   where() {
@@ -156,20 +157,5 @@ export class Panel {
         })),
         all > 0 && h('progress', { max: all, value: have, 'aria-label': t('swarm.download', { name: model.name }) }, t('part', { have: bytes(have), all: bytes(all) })));
     }));
-  }
-
-  nodes() {
-    const near = (node) => (node.self ? -1 : (node.rttMs ?? 1e9));
-    const holdings = (node) => [...Map.groupBy(node.layers, (held) => held.model)]
-      .map(([model, ranges]) => `${this.swarm.model(model)?.name ?? clean(model, 8)} ${ranges.map((held) => `${held.start}–${held.end}`).join(', ')}`)
-      .join('; ');
-    $('nodes').replaceChildren(...[...this.swarm.nodes.values()].sort((a, b) => near(a) - near(b)).slice(0, 200).map((node) => h('tr', { class: `${kindOf(node)} ${node.state}` },
-      h('th', { scope: 'row' }, h('span', { class: `key ${kindOf(node)}` }), node.short, ' ', h('code', { title: node.id }, clean(node.id.slice(0, 8), 8))),
-      h('td', null, t(`path.${node.path}`)),
-      h('td', { class: 'n' }, node.rttMs === null ? '–' : duration(node.rttMs)),
-      h('td', null, holdings(node) || t('none')),
-      h('td', { class: 'n' }, node.layerMs === null ? '–' : node.device ? t('nodes.layer_on', { time: duration(node.layerMs), device: node.device }) : duration(node.layerMs)),
-      h('td', { class: 'n' }, node.failed ? t('nodes.wrong', { right: node.passed, wrong: node.failed }) : node.passed ? t('nodes.right', { right: node.passed }) : '–'),
-      h('td', null, t(`state.${node.state}`)))));
   }
 }

@@ -26,6 +26,9 @@ const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15_000;
 
 const PATHS = ['self', 'loopback', 'lan', 'direct', 'relayed', 'none'];
+const COLORS = ['red', 'orange', 'yellow', 'green', 'teal', 'blue', 'purple', 'brown'];
+/** Letters of a name that the owner gave a node. */
+const MAX_NAME = 32;
 const STATES = ['up', 'suspect', 'paused', 'gone'];
 const id = (value) => String(value ?? '').slice(0, 128);
 const optional = (value) => (typeof value === 'number' && Number.isFinite(value) ? value : null);
@@ -36,10 +39,16 @@ const range = (value) => {
   return end > start ? { start, end } : null;
 };
 
-function readNode(value) {
+/** What the owner of this node calls another one. */
+const readName = (value) => [id(value?.node), { name: clean(value?.name, MAX_NAME), color: COLORS.includes(value?.color) ? value.color : 'none' }];
+
+function readNode(value, names) {
+  const own = names.get(id(value.id));
   return {
     id: id(value.id),
-    short: clean(value.name, 24) || id(value.id).slice(0, 8) || t('unnamed'),
+    short: own?.name || clean(value.name, 24) || id(value.id).slice(0, 8) || t('unnamed'),
+    own: Boolean(own?.name),
+    color: own?.color ?? 'none',
     self: value.me === true,
     trusted: value.trusted === true,
     state: STATES.includes(value.state) ? value.state : 'up',
@@ -133,6 +142,8 @@ export class Swarm extends EventTarget {
     this.defaultMode = 'local';
     this.models = [];
     this.nodes = new Map();
+    /** What the owner calls nodes, whether they are here or not. */
+    this.names = new Map();
     this.pipelines = new Map();
     /** By request: what became of checking answers that were complete before. */
     this.verdicts = new Map();
@@ -209,7 +220,8 @@ export class Swarm extends EventTarget {
     this.readState(value);
     this.reachability = { class: clean(value.reachability?.class, 20) || 'unknown', why: clean(value.reachability?.why, 300) };
     this.models = list(value.models, 128).map(readModel);
-    this.nodes = new Map(list(value.nodes, MAX_NODES).map((node) => [id(node?.id), readNode(node ?? {})]));
+    this.names = new Map(list(value.names, MAX_NODES).map(readName));
+    this.nodes = new Map(list(value.nodes, MAX_NODES).map((node) => [id(node?.id), readNode(node ?? {}, this.names)]));
     this.defaultMode = clean(value.default_mode, 16);
     this.modes = list(value.modes, 8).map((mode) => ({
       mode: clean(mode?.mode, 16),
@@ -240,7 +252,7 @@ export class Swarm extends EventTarget {
   }
 
   putNode(value) {
-    const node = readNode(value);
+    const node = readNode(value, this.names);
     if (this.nodes.size < MAX_NODES || this.nodes.has(node.id)) this.nodes.set(node.id, node);
   }
 
@@ -286,7 +298,7 @@ export class Swarm extends EventTarget {
 
   /** The short name of a node, known or not. */
   called(node) {
-    return this.nodes.get(node)?.short ?? (clean(node, 8) || t('nodes.unknown'));
+    return this.names.get(node)?.name || this.nodes.get(node)?.short || clean(String(node).slice(0, 8), 8) || t('nodes.unknown');
   }
 
   /** The model of this id or name. */
@@ -344,6 +356,7 @@ const READERS = {
   pipeline_ended: (swarm, value) => {
     const pipeline = swarm.pipelines.get(id(value.session));
     if (pipeline) pipeline.ended = true;
+    swarm.dispatchEvent(new Event('ended'));
   },
   checked: (swarm, value) => swarm.putVerdict(value.verdict ?? {}),
   contribution: (swarm, value) => {

@@ -110,7 +110,8 @@ pub enum Command {
     #[command(after_help = "Examples:
   shoal status
   shoal status --watch                         a screen that follows it; q leaves
-  shoal status --watch --json                  the same as one JSON object per line")]
+  shoal status --watch --json                  the same as one JSON object per line
+  shoal status --history --days 30             tok/s, round trips, faults, work given and balance of each day")]
     Status(operate::StatusArgs),
     /// Who the running node knows, how far away they are and what they hold
     #[command(

@@ -26,7 +26,8 @@ use crate::{
     Error, Result,
     events::{PlanReport, PromptEvent, PromptRequest, Refusal},
     reports::{
-        InviteReport, PeersReport, PullLine, ReceiptsReport, StatusReport, SwitchReport, Switched, View,
+        AnswersReport, InviteReport, PeersReport, PullLine, ReceiptsReport, StatusReport, SwitchReport,
+        Switched, View,
     },
 };
 
@@ -72,6 +73,8 @@ pub enum Question {
         /// Its session in hex, or a beginning of it.
         session: Option<String>,
     },
+    /// What happened to the last answers, step by step.
+    Answers,
     /// Continue an interrupted answer: the given one, else the last.
     Resume {
         /// Its name, or a beginning of it.
@@ -130,6 +133,8 @@ pub enum Line {
     Status(Box<StatusReport>),
     /// How a pull goes.
     Pull(Box<PullLine>),
+    /// The last answers.
+    Answers(AnswersReport),
     /// Work as both sides signed it.
     Receipts(ReceiptsReport),
     /// A code for a friend.
@@ -177,6 +182,12 @@ impl From<StatusReport> for Line {
 impl From<PullLine> for Line {
     fn from(line: PullLine) -> Self {
         Self::Pull(Box::new(line))
+    }
+}
+
+impl From<AnswersReport> for Line {
+    fn from(answers: AnswersReport) -> Self {
+        Self::Answers(answers)
     }
 }
 

@@ -122,6 +122,11 @@ pub fn clear_interrupt() {
     INTERRUPTED.store(false, Ordering::SeqCst);
 }
 
+/// A code as a QR code; `None` for one that is too long. Capitals take less room, and invites are read in either.
+pub fn qr(code: &str) -> Option<qrcode::QrCode> {
+    qrcode::QrCode::with_error_correction_level(code.to_uppercase(), qrcode::EcLevel::L).ok()
+}
+
 /// Bytes as a person reads them.
 pub fn human_bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()

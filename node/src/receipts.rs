@@ -119,6 +119,11 @@ impl Receipts {
         self.ledger.contributors()
     }
 
+    /// What this node gave to all peers beyond what it took, in layer passes.
+    pub fn surplus(&self) -> i64 {
+        self.ledger.surplus().clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+    }
+
     /// All kept receipts, the latest last, and the balance with every peer in them, in units of work given beyond
     /// what was taken.
     pub fn list(&self) -> ReceiptsReport {

@@ -6,7 +6,7 @@
 mod pull;
 mod status;
 
-use api::{inference::ModelInfo, swarm::SwarmSnapshot};
+use api::{inference::ModelInfo, swarm::SwarmSnapshot, swarm_records::AnswerRecord};
 pub use pull::{FetchReport, Progress, PullLine, PullPlan, SourceBytes, Transfer};
 use scheduler::governor::{Measure, UNLIMITED, Usage};
 use serde::{Deserialize, Serialize};
@@ -137,6 +137,9 @@ pub struct PeersReport {
 pub struct PeerReport {
     /// Its name, 64 hex digits.
     pub node: String,
+    /// What the owner of this node calls it ([`crate::node_names`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub called: Option<String>,
     /// Its program and version, as it says.
     pub agent: String,
     /// What is known of its work.
@@ -236,6 +239,17 @@ pub struct BalanceReport {
     pub balance: i64,
     /// How its prompts are admitted here.
     pub tier: String,
+}
+
+/// The answer to `answers`: what happened to the last prompts that others computed a part of, the newest first.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AnswersReport {
+    /// One for each.
+    pub answers: Vec<AnswerRecord>,
+    /// No line follows: `true` on the socket.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub end: bool,
 }
 
 /// The answer to `invite`.

@@ -203,6 +203,8 @@ impl FromStr for Invite {
             return Err(Error::Invite("it is too long"));
         }
         let text = text.to_ascii_lowercase();
+        // As a link.
+        let text = text.strip_prefix("shoal:").unwrap_or(&text);
         let code = text.strip_prefix(PREFIX).ok_or(Error::Invite("it does not begin with shoal1"))?;
         let bytes =
             base32().decode(code.as_bytes()).map_err(|_| Error::Invite("it has a typo, copy it again"))?;
@@ -284,6 +286,7 @@ mod tests {
     fn a_model_and_a_swarm_without_a_name_are_read_back() {
         let invite = Invite { model: Some(ModelId::numbered(7)), ..invite(Some([9; 32]), 2) };
         assert_eq!(invite.code().parse::<Invite>().unwrap(), invite);
+        assert_eq!(format!("shoal:{}", invite.code()).parse::<Invite>().unwrap(), invite);
         let nameless = Invite { name: None, ..invite };
         assert_eq!(nameless.code().parse::<Invite>().unwrap(), nameless);
         let long = Invite { name: Some("x".repeat(MAX_NAME + 1)), ..nameless.clone() };

@@ -173,6 +173,12 @@ impl Ledger {
         i128::from(account.given) - i128::from(account.taken)
     }
 
+    /// What I gave to all peers beyond what I took from them, in layer-positions of decoding.
+    pub fn surplus(&self) -> i128 {
+        let units: i128 = self.accounts.keys().map(|peer| -self.balance(*peer)).sum();
+        units / i128::from(PREFILL_PER_DECODE)
+    }
+
     /// Peers above the lowest tier.
     pub fn contributors(&self) -> usize {
         self.accounts.keys().filter(|peer| self.tier(**peer) > Tier::Bronze).count()

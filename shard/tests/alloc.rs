@@ -107,6 +107,7 @@ fn the_token_loop_does_not_allocate() {
             "lfm2",
             "llama4",
             "granitehybrid",
+            "falcon_h1_norm",
             "nemotron_h_moe",
         ] {
             check(name, &open(name), threads);

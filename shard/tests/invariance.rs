@@ -31,6 +31,7 @@ fn one_fingerprint_over_instruction_sets_threads_and_chunks() {
         "llama4",
         "qwen35",
         "deepseek_v3",
+        "falcon_h1",
         "granitehybrid_moe",
         "nemotron_h_moe",
     ] {

@@ -8,6 +8,7 @@ use shard::{
     executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
     models::{Blueprint, FeedForward, layer_costs},
     quant,
+    state::Kind,
     synthetic::{self, Family, Shape},
 };
 
@@ -160,10 +161,12 @@ fn published_families_are_described() {
         assert_eq!(costs.num_layers() as usize, blueprint.layers.len(), "{name}");
         let all = range(0, costs.num_layers());
         // What a delta net keeps does not grow with positions.
-        let constant: usize = (0..blueprint.layers.len())
-            .filter(|layer| blueprint.layers[*layer].attention.kv().is_none())
-            .map(|layer| blueprint.state_kind(layer).bytes(blueprint.context))
-            .sum();
+        let constant = |layer| match blueprint.state_kind(layer) {
+            Kind::Paged(_) => 0,
+            Kind::Beside { width, .. } => Kind::Recurrent { width }.bytes(blueprint.context),
+            kind => kind.bytes(blueprint.context),
+        };
+        let constant: usize = (0..blueprint.layers.len()).map(constant).sum();
         assert_eq!(costs.state_bytes(all, 0), constant as u64, "{name}");
         let positions = costs.state_bytes(all, 1) - constant as u64;
         assert_eq!(positions, blueprint.kv_bytes_per_token() as u64, "{name}");

@@ -157,6 +157,32 @@ fn a_snapshot_goes_on_elsewhere() {
     }
 }
 
+/// Attention and Mamba2 in one layer: pages and a vector go back, travel and are shared together.
+#[test]
+fn two_states_of_one_layer_stay_together() {
+    let gguf = common::open("falcon_h1");
+    let shard = common::whole(&gguf, fast(), CONTEXT);
+    let ids = tokens(320, 335, 7);
+    let mut ws = Workspace::new(&shard, Capacity { rows: 100, items: 1, logit_rows: 1 }).unwrap();
+    let mut state = shard.new_state();
+    shard.prefill(&mut ws, &mut state, &ids).unwrap();
+    let (logits, name) = (bits(ws.logits(0)), state.digest().unwrap());
+    let mut other = shard.new_state();
+    other.restore(&state.snapshot().unwrap()).unwrap();
+    let shared = state.share(300).unwrap();
+    assert_eq!((shared.len(), state.rewind(300), other.rewind(319)), (256, 256, 256));
+    for state in [state, other, shared].iter_mut() {
+        shard.prefill(&mut ws, state, &ids[256..]).unwrap();
+        assert!(bits(ws.logits(0)) == logits);
+        assert_eq!(state.digest().unwrap(), name);
+    }
+    let mut whole = shard.new_state();
+    for id in &ids {
+        shard.step(&mut ws, &mut whole, *id).unwrap();
+    }
+    assert_eq!(whole.digest().unwrap(), name, "one by one");
+}
+
 #[test]
 fn the_oracle_computes_the_same_family() {
     for gguf in models() {

@@ -56,6 +56,7 @@ export function swarm() {
     contribution: { paused: false, memory_bytes: 8e9, threads: 4, upload_bytes_per_s: null, served_layer_tokens: 481_220, served_sessions: 37, bytes_in: 212e6, bytes_out: 208e6 },
     default_mode: 'local',
     verdicts: [],
+    names: [],
     modes: [
       { mode: 'local', sentence: 'Computed on this machine alone. No one else can read it.', available: true, reason: null },
       { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.', available: true, reason: null },
@@ -71,6 +72,51 @@ const LIBRARY = [
   { name: 'heron-3b', title: '', bytes: 2.1e9, here_bytes: 6e8, license: '', fit: 'needs about 2.6 GB of memory and 1.9 GB are free here: with a swarm', removable: true },
   { name: 'smollm2', title: 'SmolLM2 135M Instruct', bytes: 98_362_432, here_bytes: 0, license: 'Apache-2.0', fit: 'runs here alone at about 90 tok/s', removable: false },
 ];
+
+/** Two days of samples, the last five minutes at the end: busy in the evening, idle at night, switched off at noon. */
+export function history(days, now = Math.floor(Date.now() / 1000)) {
+  const span = 300 * days;
+  const samples = [];
+  for (let at = Math.floor((now - Math.min(days, 2) * 86_400) / span) * span; at < now; at += span) {
+    const hour = (at / 3600) % 24;
+    if (hour >= 11 && hour < 13) continue;
+    const busy = hour > 14 ? 1 + Math.floor((at / span) % 3) : 0;
+    samples.push({
+      at_s: at, seconds: span, answers: busy, tokens: 90 * busy, tok_s: busy ? 8 + 2 * Math.sin(at / 7000) : null, faults: busy === 3 && (at / span) % 4 === 0 ? 1 : 0,
+      peers: 7, rtt_ms: hour < 6 ? null : 18 + 6 * Math.sin(at / 9000), given: Math.floor(4000 * (1 + Math.sin(at / 20_000))), balance: Math.floor(90_000 * Math.sin(at / 40_000)),
+    });
+  }
+  return { now_s: now, days, span_s: span, samples };
+}
+
+/** Answers as `/swarm/answers` lists them, the newest first: one that lost a stage, and one that did not. */
+export function answers() {
+  const span = (letter, start, end) => ({ node: key(letter), start, end });
+  const route = (second) => [span('a', 0, 4), span(second, 4, 18), span('e', 18, 28), span('a', 28, 32)];
+  const begun = [{ at_ms: 42, token: 0, step: 'leased', epoch: 1, stages: route('c') }, { at_ms: 212, token: 1, step: 'first_token' }];
+  const about = { model: 'qwen3-4b-q4_0', mode: 'boomerang', finish: 'stop', tok_s: 9.6 };
+  return [
+    { ...about, session: '11'.repeat(16), tokens: 30, faults: 0, timeline: { began_ms: 1_700_000_090_000, left_out: 0, steps: [...begun, { at_ms: 3300, token: 30, step: 'ended' }] } },
+    {
+      ...about, session: '22'.repeat(16), tokens: 96, faults: 1,
+      timeline: {
+        began_ms: 1_700_000_000_000, left_out: 2,
+        steps: [
+          ...begun,
+          { at_ms: 4180, token: 40, step: 'lost', node: key('c'), why: 'timeout' },
+          { at_ms: 4181, token: 40, step: 'took_over', ...span('d', 4, 18), from: key('c') },
+          { at_ms: 4240, token: 40, step: 'leased', epoch: 2, stages: route('d') },
+          { at_ms: 4241, token: 40, step: 'replayed', node: key('d'), first: 0, end: 52 },
+          { at_ms: 4492, token: 40, step: 'went_on', stall_ms: 312 },
+          { at_ms: 10_300, token: 96, step: 'ended' },
+        ],
+      },
+    },
+  ];
+}
+
+/** A code and its QR code, which is none that a reader would take. */
+const INVITE = { code: `shoal1${'abcdefgh'.repeat(30)}`, swarm: 'harbor', qr: Array.from({ length: 57 }, (_, y) => Array.from({ length: 57 }, (_, x) => ((x * 7 + y * 13 + x * y) % 3 ? '0' : '1')).join('')) };
 
 /** The session of a request. */
 const session = (request) => `5e55${request.split('-')[1]}`;
@@ -101,7 +147,7 @@ export function failedOver(request) {
 
 export class Fake {
   constructor({ state = swarm(), token = 'secret-token', pace = null } = {}) {
-    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [], kept: new Map(), presets: [], library: LIBRARY.map((one) => ({ ...one })), pulls: [] });
+    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [], kept: new Map(), history, answers: answers(), invite: INVITE, presets: [], library: LIBRARY.map((one) => ({ ...one })), pulls: [] });
   }
 
   /** Listens on a port of its choice; resolves to the address without the token. */
@@ -122,7 +168,7 @@ export class Fake {
   }
 
   async handle(request, response) {
-    const { pathname } = new URL(request.url, 'http://x');
+    const { pathname, searchParams } = new URL(request.url, 'http://x');
     this.requests.push({ method: request.method, path: pathname, headers: request.headers });
     const file = pathname === '/' ? 'index.html' : pathname.slice(1);
     if (request.method === 'GET' && readdirSync(WEB).includes(file)) {
@@ -165,6 +211,17 @@ export class Fake {
       this.tell({ type: 'snapshot', snapshot: this.state });
       return json(200, body);
     }
+    if (pathname === '/swarm/names') {
+      const refusal = this.refusals.shift();
+      if (refusal) return json(refusal.status, { error: { message: refusal.message } }, refusal.headers);
+      const others = this.state.names.filter(({ node }) => node !== body.node);
+      this.state.names = body.name || body.color !== 'none' ? [...others, body] : others;
+      this.tell({ type: 'snapshot', snapshot: this.state });
+      return json(200, body);
+    }
+    if (pathname === '/swarm/history') return json(200, this.history(Number(searchParams.get('days'))));
+    if (pathname === '/swarm/answers') return json(200, { answers: this.answers });
+    if (pathname === '/swarm/invite') return json(200, this.invite);
     if (/^\/(?:conversations|presets)/.test(pathname)) return this.keep(request.method, pathname, body, json);
     if (pathname.startsWith('/library')) return this.shelve(request.method, pathname, body, json, response);
     if (pathname !== '/v1/chat/completions') return json(404, { error: { message: 'No such route.' } });

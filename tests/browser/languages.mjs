@@ -139,8 +139,15 @@ async function walk(view, look) {
   await page.waitForSelector('#chart .label');
   await until(page, () => document.querySelectorAll('#nodes tr').length === 8);
   await look('swarm');
-  await page.evaluate(() => document.querySelector('#nodes').scrollIntoView({ block: 'end' }));
-  await look('nodes');
+  for (const place of ['past', 'replay', 'nodes', 'invite']) {
+    if (place === 'replay') await page.waitForSelector('#replay-steps li');
+    if (place === 'invite') await page.click('#invite-show').then(() => page.waitForSelector('.qr'));
+    await page.evaluate((place) => document.querySelector(`#${place}-title`).scrollIntoView(), place);
+    await look(place);
+  }
+  await page.click('#nodes button >> nth=1');
+  await look('naming');
+  await page.keyboard.press('Escape');
   await page.click('#to-models');
   await page.waitForSelector('#library-found li');
   await look('library');

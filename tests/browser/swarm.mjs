@@ -58,6 +58,24 @@ check('a node dies in the middle of an answer: the text goes on as it would have
   await until(page, (short) => [...document.querySelectorAll('#nodes tr')].some((row) => row.innerText.includes(short) && /gone/.test(row.innerText)), short);
   assert.equal(await page.innerText('#now-faults'), '1');
   await shot(page, 'swarm-page');
+
+  // The same, step by step, and by the name that its owner gives the node that is left.
+  const left = Object.keys(PIDS).find((node) => node !== victim);
+  await page.click(`#nodes button[data-node="${left}"]`);
+  await page.fill('#naming-name', 'attic');
+  await page.keyboard.press('Enter');
+  await until(page, (left) => document.querySelector(`#nodes button[data-node="${left}"]`)?.innerText.includes('attic'), left);
+  await until(page, () => document.querySelectorAll('#replay-steps li').length > 3);
+  const steps = await page.locator('#replay-steps li').allInnerTexts();
+  const at = (wanted) => steps.findIndex((step) => wanted.test(step));
+  const order = [at(/All promised/), at(/first token is there/), at(new RegExp(`${short} closed its connection`)), at(/takes over layers 1–7/), at(/goes on with the same tokens/), at(/complete/)];
+  assert.ok(order[0] === 0 && order.every((place, i) => i === 0 || place > order[i - 1]), JSON.stringify([order, steps]));
+  await page.focus('#replay-view');
+  for (let i = 0; i < order[3]; i += 1) await page.keyboard.press('ArrowRight');
+  await until(page, () => document.querySelector('#replay-told').textContent.startsWith('attic takes over'));
+  await page.click('#invite-show');
+  await page.waitForSelector('.qr-ink');
+  await shot(page, 'swarm-records');
   for (const theme of ['light', 'dark']) {
     await page.emulateMedia({ colorScheme: theme });
     assert.deepEqual(await serious(page), [], theme);

@@ -24,6 +24,11 @@ fn the_page_keeps_conversations() {
 }
 
 #[test]
+fn the_page_shows_records_of_the_swarm() {
+    run("records.mjs", &[]);
+}
+
+#[test]
 fn the_page_speaks_languages() {
     run("languages.mjs", &[]);
 }

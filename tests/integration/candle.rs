@@ -22,7 +22,9 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Families that this executor does not compute.
-const RECURRENT: [&str; 9] = [
+const RECURRENT: [&str; 11] = [
+    "falcon_h1",
+    "falcon_h1_norm",
     "granitehybrid",
     "granitehybrid_moe",
     "lfm2",

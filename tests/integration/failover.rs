@@ -253,6 +253,19 @@ type Expected = BTreeMap<&'static str, Vec<Value>>;
 /// The stalls by kind of death, ms, and tokens drafted and those of them that were right.
 type Struck = (BTreeMap<(&'static str, Kind), Vec<f64>>, (u64, u64));
 
+/// The steps of an answer are in the order of time, begin with promises and go on as often as the answer stood still.
+fn told_in_order(line: &Value, seed: u64) {
+    let steps = line["timeline"]["steps"].as_array().unwrap();
+    let count = |wanted: &str| steps.iter().filter(|step| step["step"] == wanted).count();
+    let faults = line["faults"].as_array().unwrap().len();
+    assert_eq!(count("went_on"), faults, "seed {seed}: {line}");
+    assert_eq!((count("first_token"), count("ended")), (1, 1), "seed {seed}: {line}");
+    assert!(faults == 0 || count("lost") > 0, "seed {seed}: {line}");
+    assert!(count("took_over") == 0 || count("lost") > 0, "seed {seed}: {line}");
+    let times: Vec<f64> = steps.iter().map(|step| step["at_ms"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted(), "seed {seed}: {line}");
+}
+
 /// Strikes a swarm of this layout once for each seed.
 fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Expected) -> Struck {
     let mut swarm = Swarm::start(layers);
@@ -306,6 +319,7 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Exp
         });
         assert_eq!(line["ids"], expected[which], "seed {seed}: tokens lost, doubled or changed; {line}");
         assert_eq!(line["differing_answers"], 0, "seed {seed}: {line}");
+        told_in_order(&line, seed);
         let drafted = |what: &str| line["drafts"][what].as_u64().unwrap_or(0);
         drafts = (drafts.0 + drafted("proposed"), drafts.1 + drafted("right"));
         let stalls_of = |list: &str| line[list].as_array().unwrap().clone();

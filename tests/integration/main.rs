@@ -36,6 +36,7 @@ mod people;
 mod prefix;
 mod privacy;
 mod pull;
+mod records;
 mod recurrent;
 mod repo;
 mod routes;

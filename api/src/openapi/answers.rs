@@ -30,6 +30,10 @@ const JSON: &[(&str, &str)] = &[
     ("/swarm", "Swarm"),
     ("/swarm/contribution", "ContributionAnswer"),
     ("/swarm/consent", "ConsentAnswer"),
+    ("/swarm/names", "NodeName"),
+    ("/swarm/history", "SwarmHistory"),
+    ("/swarm/answers", "SwarmAnswers"),
+    ("/swarm/invite", "SwarmInvite"),
     ("/conversations", "Conversations"),
     ("/conversations/search", "ConversationsFound"),
     ("get /conversations/{conversation}", "Conversation"),
@@ -255,6 +259,7 @@ fn others() -> Vec<(&'static str, Value)> {
                 ("models", json!({"type": "array", "items": any_object()})),
                 ("pipelines", json!({"type": "array", "items": any_object()})),
                 ("verdicts", json!({"type": "array", "items": reference("Verdict")})),
+                ("names", json!({"type": "array", "items": reference("NodeName")})),
             ]),
         ),
         (
@@ -292,6 +297,41 @@ fn others() -> Vec<(&'static str, Value)> {
             whole(&[("type", words(&["error"])), ("error", whole(&[("type", text()), ("message", text())]))]),
         ),
         ("OllamaError", whole(&[("error", text())])),
+    ]
+}
+
+fn records() -> Vec<(&'static str, Value)> {
+    let array = |of: Value| json!({"type": "array", "items": of});
+    let number = |may_lack: bool| if may_lack { or_null("number") } else { json!({"type": "number"}) };
+    let sample = whole(&[
+        ("at_s", count()),
+        ("seconds", count()),
+        ("answers", count()),
+        ("tokens", count()),
+        ("tok_s", number(true)),
+        ("faults", count()),
+        ("peers", count()),
+        ("rtt_ms", number(true)),
+        ("given", count()),
+        ("balance", json!({"type": "integer"})),
+    ]);
+    let step = object(3, &[("at_ms", number(false)), ("token", count()), ("step", text())]);
+    let timeline = whole(&[("began_ms", count()), ("steps", array(step)), ("left_out", count())]);
+    let answer = whole(&[
+        ("session", text()),
+        ("model", text()),
+        ("mode", text()),
+        ("finish", words(&["stop", "length", "cancelled", "failed"])),
+        ("tokens", count()),
+        ("tok_s", number(false)),
+        ("faults", count()),
+        ("timeline", timeline),
+    ]);
+    let history = [("now_s", count()), ("days", count()), ("span_s", count()), ("samples", array(sample))];
+    vec![
+        ("SwarmHistory", whole(&history)),
+        ("SwarmAnswers", whole(&[("answers", array(answer))])),
+        ("SwarmInvite", whole(&[("code", text()), ("swarm", or_null("string")), ("qr", array(text()))])),
     ]
 }
 
@@ -344,6 +384,7 @@ pub(super) fn schemas() -> Map<String, Value> {
     openai()
         .into_iter()
         .chain(others())
+        .chain(records())
         .chain(page())
         .map(|(name, schema)| (name.to_owned(), schema))
         .collect()

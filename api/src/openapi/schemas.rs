@@ -10,6 +10,7 @@ use crate::{
         Wire,
         ranges::{self, Range},
     },
+    swarm_records::{Color, MAX_NAME},
 };
 
 /// An object with members given as `(name, schema)`, the first `required` of which must be there. The others may be null,
@@ -410,9 +411,16 @@ fn node() -> Vec<(&'static str, Value)> {
         ("threads", integer(1, 4096)),
         ("upload_bytes_per_s", integer(0, 1 << 50)),
     ];
+    let colors: Vec<&str> = Color::ALL.iter().map(|color| color.name()).collect();
+    let name = [
+        ("node", json!({"type": "string", "pattern": "^[0-9a-f]{64}$"})),
+        ("name", at_most(MAX_NAME)),
+        ("color", words(&colors)),
+    ];
     vec![
         ("Contribution", object(0, &contribution)),
         ("Consent", object(2, &[("mode", words(&["boomerang", "open"])), ("agreed", flag())])),
+        ("NodeName", object(1, &name)),
         ("Session", object(1, &[("ticket", text())])),
     ]
 }

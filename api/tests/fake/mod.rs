@@ -14,8 +14,8 @@ use api::{
     Inference,
     inference::{
         Done, EmbedRequest, Embeddings, Event, Failure, Finish, Format, GenerateRequest, Generation, Metric,
-        Mode, ModelInfo, Plan, Prompt, PromptToken, Ranking, Report, RerankRequest, TokenLogprob,
-        TokenLogprobs, Usage, Verify,
+        Mode, ModelInfo, Plan, Prompt, PromptToken, Ranking, Report, RerankRequest, SwarmRecords,
+        TokenLogprob, TokenLogprobs, Usage, Verify,
     },
     swarm::{
         Connection, Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Pipeline,
@@ -49,6 +49,8 @@ pub struct Fake {
     pub last: Mutex<Option<GenerateRequest>>,
     /// The last texts to embed.
     pub embedded: Mutex<Option<EmbedRequest>>,
+    /// Who keeps records, if anyone.
+    pub records: Option<std::sync::Arc<dyn SwarmRecords>>,
     /// Answers whose stream is alive.
     pub alive: std::sync::Arc<AtomicUsize>,
     state: Mutex<SwarmSnapshot>,
@@ -137,6 +139,7 @@ fn snapshot() -> SwarmSnapshot {
         }],
         pipelines: Vec::new(),
         verdicts: Vec::new(),
+        names: Vec::new(),
         contribution: Contribution {
             memory_bytes: Some(8 << 30),
             threads: Some(4),
@@ -170,6 +173,7 @@ impl Fake {
             embedded: Mutex::default(),
             open: AtomicBool::new(false),
             alive: std::sync::Arc::default(),
+            records: None,
             state: Mutex::new(snapshot()),
             changes: broadcast::Sender::new(CHANGES),
         }
@@ -488,6 +492,10 @@ impl Inference for Fake {
         let now = contribution.clone();
         self.tell(SwarmEvent::Contribution { contribution: now.clone() });
         Ok(now)
+    }
+
+    fn records(&self) -> Option<std::sync::Arc<dyn SwarmRecords>> {
+        self.records.clone()
     }
 
     fn metrics(&self) -> Vec<Metric> {

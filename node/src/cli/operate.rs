@@ -34,6 +34,12 @@ pub struct StatusArgs {
     /// Follow it: a screen on a terminal (q leaves), plain lines elsewhere
     #[arg(short, long)]
     pub watch: bool,
+    /// How it went on other days, whether the node runs or not
+    #[arg(long, conflicts_with = "watch")]
+    pub history: bool,
+    /// Days of the history
+    #[arg(long, value_name = "DAYS", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=30), requires = "history")]
+    pub days: u32,
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval, requires = "watch")]
     pub every: f64,

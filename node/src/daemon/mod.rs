@@ -59,6 +59,7 @@ use crate::{
     control::{self, Call, Line, Question},
     reports::{StatusReport, Switched},
     sessions::reader,
+    swarm_history::{Gauges, Recorder},
 };
 
 /// Looks at the clock this often: announces, expires.
@@ -80,6 +81,7 @@ struct Daemon {
     front: Front,
     caps: Caps,
     notices: mpsc::Sender<Notice>,
+    history: Recorder,
     /// Since when the node is about to leave, and the caller to tell when it has.
     leaving: Option<(Instant, mpsc::Sender<Line>)>,
 }
@@ -123,6 +125,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         front,
         caps,
         notices,
+        history: Recorder::new(home.clone(), clock::unix_s()),
         leaving: None,
     };
     for event in heard {
@@ -278,6 +281,7 @@ impl Daemon {
             Question::View => self.page().await.into(),
             Question::Receipts => self.trusting.list_receipts().into(),
             Question::Invite => self.announcing.invite_code(self.serving.models.first.id).await.into(),
+            Question::Answers => self.prompts.answers().into(),
             Question::Why { session } => self.prompts.why(session.as_deref()).into(),
             Question::Pause { paused } => {
                 self.serving.gate.paused = paused;
@@ -338,6 +342,11 @@ impl Daemon {
         let scores =
             self.trusting.learn((over.model, costs.as_ref()), over.outcomes, &over.receipts, &over.proofs);
         scores.into_iter().for_each(|(node, score)| self.view.swarm.set_trust(node, score));
+        if let Some((report, timing)) =
+            over.report.as_ref().and_then(|said| Some((said, said.timing.as_ref()?)))
+        {
+            self.history.answered(report.completion_tokens, timing.decode_tok_s, timing.faults.len());
+        }
         self.prompts.remember(over.session, over.report);
     }
 
@@ -424,6 +433,9 @@ impl Daemon {
         self.challenge();
         self.introduce(now);
         self.announce(false).await;
+        if self.history.is_due(clock::unix_s()) {
+            self.record().await;
+        }
         let Some((since, _)) = &self.leaving else { return false };
         self.serving.table.serving(self.node.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
     }
@@ -435,7 +447,23 @@ impl Daemon {
         self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(unread)));
     }
 
+    /// Writes how the last minutes went.
+    async fn record(&mut self) {
+        let peers = self.node.network.peers().await;
+        let mut trips: Vec<f64> =
+            peers.iter().filter_map(|peer| self.announcing.gossip.rtt_ms(peer.node)).collect();
+        trips.sort_by(f64::total_cmp);
+        let gauges = Gauges {
+            peers: peers.len(),
+            rtt_ms: trips.get(trips.len() / 2).copied(),
+            given: self.serving.totals.layer_rows,
+            balance: self.trusting.surplus(),
+        };
+        self.history.record(clock::unix_s(), gauges);
+    }
+
     async fn stop(&mut self) {
+        self.record().await;
         if let Some((_, caller)) = self.leaving.take() {
             let _ = caller.try_send(Switched::Left(true).into());
         }

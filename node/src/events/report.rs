@@ -1,6 +1,9 @@
 //! What a plan predicts and what an answer that is over reports: the records behind `plan`, `why` and the last event.
 
-use api::choice::{Mode, Wire};
+use api::{
+    choice::{Mode, Wire},
+    swarm_records::Timeline,
+};
 use scheduler::{SessionKind, cost::Cost};
 use serde::{Deserialize, Serialize};
 
@@ -270,6 +273,10 @@ pub struct PromptReport {
     pub end: bool,
 }
 
+fn is_untold(timeline: &Timeline) -> bool {
+    timeline.steps.is_empty()
+}
+
 fn is_none(tokens: &u32) -> bool {
     *tokens == 0
 }
@@ -329,6 +336,9 @@ pub struct Conducted {
     pub bytes_out: u64,
     /// And received.
     pub bytes_in: u64,
+    /// What happened, step by step.
+    #[serde(default, skip_serializing_if = "is_untold")]
+    pub timeline: Timeline,
 }
 
 /// What ended an answer, beside its [`FinishReason`].

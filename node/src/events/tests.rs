@@ -1,3 +1,4 @@
+use api::swarm_records::{Span, Step, StepKind, Timeline};
 use scheduler::SessionKind;
 use serde_json::json;
 
@@ -166,6 +167,18 @@ fn the_end_of_an_answer_is_the_line_it_was() {
         drafts: None,
         bytes_out: 10,
         bytes_in: 20,
+        timeline: Timeline {
+            began_ms: 7,
+            steps: vec![Step {
+                at_ms: 1.5,
+                token: 3,
+                what: StepKind::TookOver {
+                    span: Span { node: "cc".into(), start: 1, end: 7 },
+                    from: "bb".into(),
+                },
+            }],
+            left_out: 0,
+        },
     };
     let report = PromptReport {
         session: Some("5e".into()),
@@ -213,6 +226,9 @@ fn the_end_of_an_answer_is_the_line_it_was() {
         "bytes_in": 20,
         "end": true,
     });
+    let timeline = json!({ "timeline": { "began_ms": 7, "left_out": 0, "steps": [
+        { "at_ms": 1.5, "token": 3, "step": "took_over", "node": "cc", "start": 1, "end": 7, "from": "bb" }] } });
+    let line = merged(line, timeline);
     check(&PromptEvent::Done(Box::new(report.clone())), line.clone());
     let unchecked = PromptReport { checking: true, ..report.clone() };
     check(&PromptEvent::Done(Box::new(unchecked)), merged(line.clone(), json!({ "checking": true })));

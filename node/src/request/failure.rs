@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use api::swarm_records::StepKind;
 use scheduler::{NodeId, Segment, recover::Failure, session::Event};
 use tokio::sync::oneshot;
 
-use super::{Progress, RequestDriver, Reroute};
+use super::{
+    Progress, RequestDriver, Reroute,
+    state::{noticed, span},
+};
 use crate::sessions::Order;
 
 /// A ping that is not answered by then, and the network's part, has gone over a connection that may carry one way only: the node
@@ -160,6 +164,13 @@ impl RequestDriver {
         if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
             let why = self.state.timing.take_noticed(left.node);
             self.state.timing.silent(left.node);
+            self.state.note_lost(left.node, noticed(why));
+            for segment in now.iter().filter(|segment| !before.contains(segment)) {
+                let covers = |old: &&Segment| old.layers.intersect(segment.layers).is_some();
+                let from = before.iter().filter(covers).find(|old| old.node != segment.node);
+                let from = from.map_or(left.node, |old| old.node);
+                self.state.note(StepKind::TookOver { span: span(*segment), from: format!("{from:?}") });
+            }
             let moved = Progress::Moved { failed: left.node, why, segments: now };
             let _ = self.state.means.progress.send(moved).await;
         }

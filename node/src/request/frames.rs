@@ -41,6 +41,7 @@ impl RequestDriver {
     /// Sends the inputs `[from, to)` of a stage: tokens to the first, the log to any other.
     pub(super) fn send(&mut self, stage: usize, epoch: u32, node: NodeId, from: u32, to: u32) {
         let Some(segment) = self.state.segment(stage) else { return };
+        self.state.note_send(epoch, node, from, to);
         if stage == 0 {
             self.state.timing.begin_step();
             let opened_ms = self.state.timing.elapsed_ms();

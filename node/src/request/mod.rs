@@ -46,6 +46,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api::swarm_records::StepKind;
 use p2p::wire::control::Settlement;
 use scheduler::{
     Millis, NodeId, Segment,
@@ -62,9 +63,11 @@ pub use self::{
     draft::{DraftTerms, Tally},
     plan::{Checking, Findings, Means, Plan, PlannedRoute, Progress, Report, Reroute, RowForm, Times},
     recall::{Recalled, Recollections},
+    state::noticed,
     witness::{MAX_WITNESSES, Witness},
 };
 use crate::{
+    clock,
     sessions::peer_streams::PeerStreams,
     sessions::{Inlets, Order, Outlets, place},
 };
@@ -108,7 +111,8 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         drafts.ask_model(seat);
         seat.read(plan.prompt.clone());
     }
-    let report = Report::new(plan.route.pipeline.segments().to_vec());
+    let mut report = Report::new(plan.route.pipeline.segments().to_vec());
+    report.timeline.began_ms = clock::unix_ms();
     let mut recalled = std::mem::take(&mut plan.recalled);
     let logs = recalled.take_logs(&plan.form.rounding, plan.form.hidden);
     let mut driver = RequestDriver {
@@ -167,6 +171,7 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         }
         driver.tell().await;
     }
+    driver.state.note(StepKind::Ended);
     driver.settle_all(&mut doors).await;
     driver.finish().await;
     driver.checks.look_again(&mut driver.state).await;
@@ -236,7 +241,7 @@ impl RequestDriver {
             self.state.report.cached =
                 self.state.recalled.cached().min(self.state.plan.conduct.prompt_tokens);
         }
-        self.state.timing.note_token(&mut self.state.report);
+        self.note_emitted();
         self.state.tokens.push(token);
         let Some((said, ends_turn)) = self.state.delivery.emitted() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
@@ -257,6 +262,27 @@ impl RequestDriver {
             self.state.delivery.say(said);
         }
         self.tell().await;
+    }
+
+    /// Notes when a token came, and what it waited for.
+    fn note_emitted(&mut self) {
+        let report = &mut self.state.report;
+        let (first, hedged, faults) =
+            (report.said.ids.is_empty(), report.disturbances.hedged.len(), report.disturbances.faults.len());
+        self.state.timing.note_token(report);
+        let late: Vec<NodeId> = report.disturbances.hedged.iter().skip(hedged).map(|late| late.0).collect();
+        let stalled = report.disturbances.faults.get(faults).map(|(_, stall_ms)| *stall_ms);
+        // With the one that came.
+        let tokens = report.said.ids.len() as u32 + 1;
+        if first {
+            self.state.note_at(tokens, StepKind::FirstToken);
+        }
+        for node in late {
+            self.state.note_at(tokens, StepKind::Hedged { node: format!("{node:?}") });
+        }
+        if let Some(stall_ms) = stalled {
+            self.state.note_at(tokens, StepKind::WentOn { stall_ms });
+        }
     }
 
     /// Says what there is to say.

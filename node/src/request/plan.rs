@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use api::swarm_records::Timeline;
 use p2p::{
     Identity, Network,
     codec::Rounding,
@@ -197,6 +198,8 @@ pub struct Report {
     pub drafts: Tally,
     /// Tokens the caller has.
     pub read: u32,
+    /// What happened, in order.
+    pub timeline: Timeline,
 }
 
 /// The text of an answer, as far as a report tells it.
@@ -315,6 +318,7 @@ impl Report {
             wire_bytes: (0, 0),
             drafts: Tally::default(),
             read: 0,
+            timeline: Timeline::default(),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use api::swarm_records::{Span, Step, StepKind};
 use bytes::Bytes;
 use p2p::{
     codec::{self, Wire},
@@ -41,6 +42,21 @@ use crate::{
 
 /// A shadow is fed every this many positions (the lag it may have).
 const FEED_ROWS: u32 = 16;
+
+/// A failure in one word; nothing but silence is one, too.
+pub fn noticed(why: Option<Failure>) -> &'static str {
+    match why {
+        Some(Failure::Closed | Failure::Crashed) => "closed",
+        Some(Failure::Refused) => "refused",
+        Some(Failure::Corrupt) => "wrong",
+        _ => "timeout",
+    }
+}
+
+/// A segment, as a step tells it.
+pub(super) fn span(segment: Segment) -> Span {
+    Span { node: format!("{:?}", segment.node), start: segment.layers.start(), end: segment.layers.end() }
+}
 
 /// One request as its requester knows it.
 pub(super) struct RequestState {
@@ -149,6 +165,9 @@ impl RequestState {
         let shadow = self.followers.contains(node);
         tracing::debug!(%node, ?failure, "noticed");
         self.timing.notice(node, failure);
+        if ours {
+            self.note_lost(node, noticed(Some(failure)));
+        }
         // Who serves this node's other prompts and does not promise in time has too much to do already.
         let late = failure == Failure::Late && self.report.times.opened_ms.is_none() && node != self.means.me;
         if failure == Failure::Refused || late && self.means.feedback.serves(node) {
@@ -159,6 +178,54 @@ impl RequestState {
         }
         self.leave(node);
         if ours || shadow { vec![Event::Failed { node, failure }] } else { Vec::new() }
+    }
+
+    /// Notes a step of this request.
+    pub(super) fn note(&mut self, what: StepKind) {
+        self.note_at(self.report.said.ids.len() as u32, what);
+    }
+
+    /// The same, with so many tokens there.
+    pub(super) fn note_at(&mut self, token: u32, what: StepKind) {
+        self.report.timeline.add(Step { at_ms: self.timing.elapsed_ms(), token, what });
+    }
+
+    /// Notes that a node that computes a stage failed; once until others have taken over.
+    pub(super) fn note_lost(&mut self, node: NodeId, why: &str) {
+        let node = format!("{node:?}");
+        let since = self.report.timeline.steps.iter().rev();
+        let mut since = since.take_while(|step| !matches!(step.what, StepKind::TookOver { .. }));
+        if !since.any(|step| matches!(&step.what, StepKind::Lost { node: lost, .. } if *lost == node)) {
+            self.note(StepKind::Lost { node, why: why.to_owned() });
+        }
+    }
+
+    /// Notes that inputs are given to a stage: the first of an epoch says who runs what, and what a stage of another node is given
+    /// of earlier positions after the first epoch is a replay.
+    pub(super) fn note_send(&mut self, epoch: u32, node: NodeId, from: u32, to: u32) {
+        let steps = &self.report.timeline.steps;
+        let mut epochs = steps.iter().filter_map(|step| match step.what {
+            StepKind::Leased { epoch, .. } => Some(epoch),
+            _ => None,
+        });
+        let (first, last) = (epochs.clone().next(), epochs.next_back());
+        if last.is_none_or(|last| last < epoch) {
+            let stages = self.machine.segments().map(span).collect();
+            self.note(StepKind::Leased { epoch, stages });
+        }
+        let end = to.min((self.tokens.len() as u32).saturating_sub(1));
+        if node == self.means.me || first.is_none_or(|first| first == epoch) || from >= end {
+            return;
+        }
+        let node = format!("{node:?}");
+        if let Some(Step { what: StepKind::Replayed { node: to, end: upto, .. }, .. }) =
+            self.report.timeline.steps.last_mut()
+            && (*to == node && *upto == from)
+        {
+            *upto = end;
+            return;
+        }
+        self.note(StepKind::Replayed { node, first: from, end });
     }
 
     /// Nothing is sent to a node any more.

@@ -50,6 +50,12 @@ impl Block {
             .bias(bias, "ffn_norm.bias", hidden)
     }
 
+    /// The norms before the two sublayers, the second as its tensor is named.
+    pub fn norms_named(self, second: &'static str) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("attn_norm.weight", &[hidden]).add(second, &[hidden])
+    }
+
     /// The norms before the two sublayers, the second under the name of the place it has: after attention.
     pub fn norms_around_attention(mut self) -> Self {
         let hidden = self.sizes.hidden;

@@ -130,6 +130,8 @@ pub enum Attention {
     Latent(Latent),
     /// A gated convolution over the last few positions.
     ShortConv(ShortConv),
+    /// Softmax attention and Mamba2 side by side, from the same normed rows; what they give is added (falcon-h1).
+    Beside(Softmax, Mamba2Shape),
     /// They do not: the layer is its feed-forward network (nemotron_h).
     None,
 }
@@ -138,7 +140,7 @@ impl Attention {
     /// The rotation of queries and keys, as an index into [`Blueprint::ropes`].
     pub fn rope(&self) -> Option<usize> {
         match self {
-            Self::Softmax(softmax) => softmax.rope,
+            Self::Softmax(softmax) | Self::Beside(softmax, _) => softmax.rope,
             Self::Latent(latent) => Some(latent.rope),
             _ => None,
         }
@@ -147,7 +149,7 @@ impl Attention {
     /// How many positions a position sees, itself included, if not all before it.
     pub fn window(&self) -> Option<usize> {
         match self {
-            Self::Softmax(softmax) => softmax.window.or(softmax.chunk),
+            Self::Softmax(softmax) | Self::Beside(softmax, _) => softmax.window.or(softmax.chunk),
             _ => None,
         }
     }
@@ -155,7 +157,7 @@ impl Attention {
     /// The heads of the keys and values that it looks back at, if it looks back.
     pub fn kv(&self) -> Option<KvShape> {
         match self {
-            Self::Softmax(softmax) => Some(softmax.kv),
+            Self::Softmax(softmax) | Self::Beside(softmax, _) => Some(softmax.kv),
             Self::Latent(latent) => Some(latent.shape()),
             _ => None,
         }
@@ -481,6 +483,7 @@ impl Blueprint {
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
             Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
             Attention::Mamba2(mamba) => Kind::Recurrent { width: mamba.state_len() },
+            Attention::Beside(softmax, mamba) => Kind::Beside { kv: softmax.kv, width: mamba.state_len() },
             Attention::Latent(latent) => Kind::Paged(latent.shape()),
             Attention::ShortConv(conv) => Kind::Recurrent { width: conv.state_len() },
         }
@@ -527,10 +530,11 @@ impl Blueprint {
         }
     }
 
-    /// Width of what layer `layer` makes of the positions it sees, in front of its output matrix.
+    /// Width of what layer `layer` makes of the positions it sees, in front of its output matrix; what Mamba2 makes beside attention
+    /// has a matrix of its own.
     pub fn mixed_width(&self, layer: usize) -> usize {
         match self.layers[layer].attention {
-            Attention::Softmax(softmax) => self.heads * softmax.kv.head_dim,
+            Attention::Softmax(softmax) | Attention::Beside(softmax, _) => self.heads * softmax.kv.head_dim,
             Attention::Recurrence(recurrence) => recurrence.width,
             Attention::DeltaNet(delta) => delta.value_width(),
             Attention::Mamba2(mamba) => mamba.width(),

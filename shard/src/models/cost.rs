@@ -63,14 +63,23 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
             let seen_bytes = Kind::Paged(shape).position_bytes() as u64;
             let products = (blueprint.heads * (shape.head_dim + shape.value_dim())) as u64;
             let kept_bytes = blueprint.state_kind(index).position_bytes() as u64;
-            (seen_bytes + products / SCORES_PER_BYTE, kept_bytes, 0)
+            let state = match layer.attention {
+                Attention::Beside(_, mamba) => {
+                    let width = mamba.state_len();
+                    Kind::Recurrent { width }.bytes(blueprint.context) as u64
+                }
+                _ => 0,
+            };
+            (seen_bytes + products / SCORES_PER_BYTE, kept_bytes, state)
         }
         None => (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64),
     };
     // Delta nets and Mamba2 read and write their states for every row.
     let state_work = match layer.attention {
         Attention::DeltaNet(delta) => 2 * (delta.matrices_len() * size_of::<f32>()) as u64,
-        Attention::Mamba2(mamba) => 2 * (mamba.matrices_len() * size_of::<f32>()) as u64,
+        Attention::Mamba2(mamba) | Attention::Beside(_, mamba) => {
+            2 * (mamba.matrices_len() * size_of::<f32>()) as u64
+        }
         _ => 0,
     };
     let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);

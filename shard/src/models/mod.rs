@@ -25,6 +25,7 @@ mod encoder;
 mod ends;
 mod ernie4_5;
 mod exaone4;
+mod falcon_h1;
 mod fixture;
 mod gemma;
 mod gemma2;
@@ -112,6 +113,7 @@ pub static ALL: &[Architecture] = &[
         read: granite::read_hybrid,
     },
     Architecture { name: "olmo2", covers: "OLMo 2, OLMo 3", read: olmo2::read },
+    Architecture { name: "falcon-h1", covers: "Falcon-H1 0.5B to 34B", read: falcon_h1::read },
     Architecture { name: "gemma", covers: "Gemma, CodeGemma", read: gemma::read },
     Architecture { name: "arcee", covers: "Arcee AFM 4.5B", read: arcee::read },
     Architecture { name: "seed_oss", covers: "Seed-OSS 36B", read: seed_oss::read },

@@ -18,6 +18,7 @@
 //!
 //! [`prefix`] keeps finished sessions for prompts that begin alike.
 
+mod beside;
 pub mod evicting;
 pub(crate) mod look;
 mod nothing;
@@ -30,6 +31,7 @@ use std::any::Any;
 use scheduler::{CacheType, SessionKind};
 
 use crate::{Error, Result, kernels::KvShape};
+pub use beside::Beside;
 pub use evicting::Evicting;
 pub use nothing::Nothing;
 pub use paged::Paged;
@@ -50,6 +52,13 @@ pub enum Kind {
         /// Its values.
         width: usize,
     },
+    /// Keys and values of every position, and one vector.
+    Beside {
+        /// The former.
+        kv: KvShape,
+        /// Values of the latter.
+        width: usize,
+    },
     /// Nothing of its own: the layer reads the keys and values of an earlier one.
     Nothing,
 }
@@ -60,6 +69,9 @@ impl Kind {
         match self {
             Self::Paged(shape) => Paged::bytes_for(shape, positions),
             Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
+            Self::Beside { kv, width } => {
+                Paged::bytes_for(kv, positions) + Recurrent::bytes_for(width, positions)
+            }
             Self::Nothing => 0,
         }
     }
@@ -68,6 +80,7 @@ impl Kind {
     pub fn stored(self, cache: CacheType) -> Self {
         match self {
             Self::Paged(shape @ KvShape { latent: None, .. }) => Self::Paged(KvShape { cache, ..shape }),
+            Self::Beside { kv, width } => Self::Beside { kv: KvShape { cache, ..kv }, width },
             other => other,
         }
     }
@@ -75,7 +88,7 @@ impl Kind {
     /// Bytes that each further position costs, pages aside.
     pub fn position_bytes(self) -> usize {
         match self {
-            Self::Paged(shape) => shape.position_len() * size_of::<u16>(),
+            Self::Paged(shape) | Self::Beside { kv: shape, .. } => shape.position_len() * size_of::<u16>(),
             Self::Recurrent { .. } | Self::Nothing => 0,
         }
     }
@@ -83,7 +96,7 @@ impl Kind {
     /// Bytes that each row reads of the state whatever its position.
     pub fn whole_bytes(self) -> usize {
         match self {
-            Self::Recurrent { width } => width * size_of::<f32>(),
+            Self::Recurrent { width } | Self::Beside { width, .. } => width * size_of::<f32>(),
             Self::Paged(_) | Self::Nothing => 0,
         }
     }
@@ -92,7 +105,7 @@ impl Kind {
     pub fn goes_back(self) -> bool {
         match self {
             Self::Paged(_) | Self::Nothing => true,
-            Self::Recurrent { .. } => false,
+            Self::Recurrent { .. } | Self::Beside { .. } => false,
         }
     }
 
@@ -101,6 +114,7 @@ impl Kind {
         match self {
             Self::Paged(shape) => Box::new(Paged::new(shape, limit)),
             Self::Recurrent { width } => Box::new(Recurrent::new(width)),
+            Self::Beside { kv, width } => Box::new(Beside::new(Paged::new(kv, limit), Recurrent::new(width))),
             Self::Nothing => Box::new(Nothing),
         }
     }
@@ -291,16 +305,19 @@ impl SessionState {
         self.layers.len()
     }
 
-    /// The state of layer `index` of these, if it is an `L`.
+    /// The state of layer `index` of these, if it is an `L` or has one.
     pub(crate) fn layer<L: LayerState>(&self, index: usize) -> Option<&L> {
         let layer: &dyn Any = &**self.layers.get(index)?;
-        layer.downcast_ref()
+        layer.downcast_ref().or_else(|| layer.downcast_ref::<Beside>()?.part())
     }
 
     /// As [`SessionState::layer`], to store into.
     pub(crate) fn layer_mut<L: LayerState>(&mut self, index: usize) -> Option<&mut L> {
         let layer: &mut dyn Any = &mut **self.layers.get_mut(index)?;
-        layer.downcast_mut()
+        match layer.is::<Beside>() {
+            true => layer.downcast_mut::<Beside>()?.part_mut(),
+            false => layer.downcast_mut(),
+        }
     }
 
     /// The state as bytes; equal states give equal bytes.

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import torch
 
-ARCHS = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+ARCHS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 # transformers name inside a layer of Nemotron-H -> GGUF name inside a block
 NEMOTRON = {
     "q_proj.weight": "attn_q.weight",
@@ -137,3 +137,35 @@ def nemotron(writer, config):
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_group_count(config.n_group)
+
+
+def falcon(writer, config):
+    metadata(writer, config)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+
+
+def multiplied(config, name, array):
+    """A tensor of Falcon-H1 with the multipliers that the converter makes part of it, in f32."""
+    gate, down = config.mlp_multipliers
+    factors = {
+        "feed_forward.gate_proj": gate,
+        "feed_forward.down_proj": down,
+        "self_attn.q_proj": config.attention_in_multiplier,
+        "self_attn.k_proj": config.attention_in_multiplier * config.key_multiplier,
+        "self_attn.v_proj": config.attention_in_multiplier,
+        "self_attn.o_proj": config.attention_out_multiplier,
+        "mamba.out_proj": config.ssm_out_multiplier,
+        "mamba.in_proj": config.ssm_in_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    factor = next((factor for part, factor in factors.items() if part in name), 1.0)
+    array = array * np.float32(factor)
+    if "mamba.in_proj" in name:
+        heads, width, state, groups, _ = sizes(config)
+        parts = (heads * width, heads * width, groups * state, groups * state, heads)
+        rows = np.concatenate([np.full(rows, factor) for rows, factor in zip(parts, config.ssm_multipliers)])
+        array = array * rows.astype(np.float32)[:, None]
+    return array

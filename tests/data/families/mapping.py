@@ -74,6 +74,7 @@ LAYER = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "norm": "attn_norm",
+    "pre_ff_layernorm": "ffn_norm",
 }
 # the norm names that mean different things in different families
 PLAIN_NORMS = {"post_attention_layernorm": "ffn_norm"}
@@ -110,6 +111,8 @@ def tensors(family, state):
     names = LAYER | NORMS.get(arch, PLAIN_NORMS)
     for full, value in state.items():
         array = value.to(torch.float32).numpy()
+        if arch == "falcon-h1":
+            array = mamba.multiplied(config, full, array)
         stem, _, suffix = full.removeprefix("model.").rpartition(".")
         inner = stem.split(".", 2)[-1] + "." + suffix
         if "norm" in stem and suffix == "weight" and (one_more(arch) or hybrid.zero_centered(arch, inner)):
@@ -177,7 +180,9 @@ def tensors(family, state):
                 array = array.reshape(array.shape[0], array.shape[-1])
             if name == "ffn_gate_inp_shexp":
                 array = array.reshape(-1)
-            yield f"blk.{layer}.{name}.{suffix}", array
+            # The converter's table has this one norm under its whole name.
+            plain = arch == "falcon-h1" and name == "ffn_norm"
+            yield f"blk.{layer}.{name}" if plain else f"blk.{layer}.{name}.{suffix}", array
 
 
 def one_more(arch):
@@ -292,6 +297,8 @@ def metadata(writer, family, head_dim):
         mamba.granite(writer, config)
     elif arch.startswith("nemotron_h"):
         mamba.nemotron(writer, config)
+    elif arch == "falcon-h1":
+        mamba.falcon(writer, config)
     elif arch != "gemma4":
         writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
     if arch == "llama":

@@ -37,6 +37,8 @@ SEEDS = {
     "granitehybrid_moe": 0,
     "nemotron_h": 2,
     "nemotron_h_moe": 0,
+    "falcon_h1": 2,
+    "falcon_h1_norm": 5,
     "dots1": 5,
     "gemma": 13,
     "arcee": 9,
@@ -192,6 +194,12 @@ def families():
                       ssm_state_size=24, mamba_num_heads=8, mamba_head_dim=16, n_groups=2, layer_norm_epsilon=1e-5,
                       tie_word_embeddings=False, pad_token_id=None, bos_token_id=None, eos_token_id=None,
                       max_position_embeddings=2048, attn_implementation="eager")
+    # Multipliers that f16 products with the weights hold exactly.
+    falcon_h1 = dict(mamba_d_ssm=128, mamba_n_heads=8, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=24, mamba_d_conv=4,
+                     mamba_norm_before_gate=False, embedding_multiplier=2.0, lm_head_multiplier=0.5, key_multiplier=0.5,
+                     attention_in_multiplier=2.0, attention_out_multiplier=0.5, ssm_in_multiplier=0.5, ssm_out_multiplier=2.0,
+                     mlp_multipliers=[0.5, 2.0], ssm_multipliers=[2.0, 1.0, 0.25, 0.5, 1.0], head_dim=32,
+                     bos_token_id=None, eos_token_id=None)
     kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
     quarter = default_rope(1e7) | {"partial_rotary_factor": 0.25}
     qwen35moe = base(333, 64, 2, 1, 0, 4, 1e-6, False, quarter, head_dim=64, num_experts=8, num_experts_per_tok=2,
@@ -266,6 +274,10 @@ def families():
                tf.NemotronHConfig(vocab_size=332, layers_block_type=[kinds[kind] for kind in "MEM*E"], **nemotron_h,
                                   n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
                                   moe_shared_expert_intermediate_size=48, routed_scaling_factor=2.5, norm_topk_prob=True)),
+        Family("falcon_h1", "falcon-h1", tf.FalconH1ForCausalLM,
+               tf.FalconH1Config(**base(335, 64, 4, 2, 96, 3, 1e-5, False, default_rope(1e6), mamba_rms_norm=False, **falcon_h1))),
+        Family("falcon_h1_norm", "falcon-h1", tf.FalconH1ForCausalLM,
+               tf.FalconH1Config(**base(334, 64, 4, 1, 96, 3, 1e-5, False, default_rope(1e6), mamba_rms_norm=True, **falcon_h1))),
         Family("olmo2", "olmo2", tf.Olmo2ForCausalLM,
                tf.Olmo2Config(**base(306, 64, 4, 2, 96, 3, 1e-6, False, default_rope(500000.0)))),
         Family("olmo3", "olmo2", tf.Olmo3ForCausalLM,

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
+    history,
     look::{self, words},
     plan_alone, remote, runtime, watch,
 };
@@ -17,6 +18,7 @@ use crate::{
     },
     control::{self, Question},
     events::{Conducted, PlanReport, PredictedScore, PromptEvent, PromptInput, Way},
+    node_names,
     output::{self, human_bytes, say},
     reports::{
         FetchReport, InviteReport, LimitReport, LinkReport, ModelReport, PeerModel, PeersReport,
@@ -40,12 +42,18 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     if args.watch {
         return watch::run(&args);
     }
-    let status: StatusReport = asked(&args.home.path()?, &Question::Status)?;
+    let home = args.home.path()?;
+    if args.history {
+        return history::show(&home, args.days, args.json);
+    }
+    let status: StatusReport = asked(&home, &Question::Status)?;
     if args.json {
         return output::json_line(&status);
     }
     let (network, work) = (&status.network, &status.work);
-    say!("node      {}", network.node);
+    let names = node_names::by_node(&home);
+    let called = |node: &str| names.get(node).map_or_else(String::new, |name| format!(" \"{name}\""));
+    say!("node      {}{}", network.node, called(&network.node));
     say!(
         "up        {:.0} s, {} peers connected, {} nodes known",
         status.process.uptime_s,
@@ -67,7 +75,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     held("clients", &status.limits, true)?;
     say!("reached   {}: {}", network.reached.class, network.reached.why);
     for LinkReport { node, link, .. } in &network.links {
-        say!("link      to {}: {link}", remote::short(node));
+        say!("link      to {}{}: {link}", remote::short(node), called(node));
     }
     for address in &network.addresses {
         say!("address   {address}");
@@ -114,7 +122,9 @@ fn sole(holder: &SoleHolder) -> String {
 }
 
 pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
-    let known: PeersReport = asked(&args.home.path()?, &Question::Peers)?;
+    let home = args.home.path()?;
+    let mut known: PeersReport = asked(&home, &Question::Peers)?;
+    node_names::fill(&home, &mut known);
     if args.json {
         return output::json_line(&known);
     }
@@ -140,7 +150,8 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             "banned" => "  banned: it gave wrong results",
             _ => "",
         };
-        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", remote::short(&peer.node));
+        let called = peer.called.as_ref().map_or_else(String::new, |name| format!("  \"{name}\""));
+        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{called}{standing}", remote::short(&peer.node));
         if !peer.device.is_empty() {
             say!("{:10} device: {}, class {}", "", look::plain(&peer.device), peer.class);
         }
@@ -161,7 +172,7 @@ pub(in crate::commands) fn invite(args: AskArgs) -> Result<()> {
     }
     let code = &invite.code;
     say!("On the other machine:\n\n  shoal join {code}\n");
-    if let Ok(qr) = qrcode::QrCode::with_error_correction_level(code.to_uppercase(), qrcode::EcLevel::L) {
+    if let Some(qr) = output::qr(code) {
         say!("{}", qr.render::<qrcode::render::unicode::Dense1x2>().build());
     }
     Ok(())
@@ -412,6 +423,11 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     for fault in report.timing.iter().flat_map(|timing| &timing.faults) {
         let lost = remote::short(&fault.node);
         say!("  survived the loss of {lost}: {:.0} ms until the next token", fault.stall_ms);
+    }
+    if report.timing.as_ref().is_some_and(|timing| !timing.faults.is_empty()) {
+        for step in own.iter().flat_map(|own| &own.timeline.steps) {
+            say!("  {:>9.0} ms  token {:<5} {}", step.at_ms, step.token, history::told(&step.what));
+        }
     }
     for hedge in own.iter().flat_map(|own| &own.hedged) {
         say!(

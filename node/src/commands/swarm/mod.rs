@@ -3,6 +3,7 @@
 mod ask;
 mod demo;
 mod doctor;
+mod history;
 mod join;
 pub mod local;
 mod look;

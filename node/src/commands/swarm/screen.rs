@@ -130,7 +130,8 @@ fn peers(frame: &mut Frame<'_>, area: Rect, connected: usize, known: &[PeerRepor
             let here = peer.connected;
             let path = if here { plain(peer.path.as_deref().unwrap_or_default()) } else { "not here".into() };
             let style = look.tint(if here { Color::Green } else { Color::DarkGray });
-            Row::new([name.get(..8).unwrap_or(&name).to_owned(), path, rtt, list_of(peer)]).style(style)
+            let name = peer.called.as_deref().unwrap_or_else(|| name.get(..8).unwrap_or(&name));
+            Row::new([name.to_owned(), path, rtt, list_of(peer)]).style(style)
         })
         .collect();
     if shown < known.len() {

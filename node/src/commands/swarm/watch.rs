@@ -25,7 +25,7 @@ use crate::{
     cli::operate::StatusArgs,
     control::{self, Question},
     events::PromptEvent,
-    memory,
+    memory, node_names,
     output::{self, human_bytes, say},
     reports::{PeersReport, StatusReport, SwitchReport, Switched},
 };
@@ -85,7 +85,9 @@ fn end_with_output() -> Result<()> {
 async fn look(home: &Path, began: Instant) -> Result<Look> {
     let status: Box<StatusReport> = patiently(home, Question::Status).await?;
     let status = Box::new(StatusReport { end: false, ..*status });
-    let PeersReport { peers, .. } = patiently(home, Question::Peers).await?;
+    let mut known: PeersReport = patiently(home, Question::Peers).await?;
+    node_names::fill(home, &mut known);
+    let PeersReport { peers, .. } = known;
     // An error here means that no prompt was run yet.
     let last = match patiently(home, Question::Why { session: None }).await {
         Ok(PromptEvent::Done(report)) => Some(report),

@@ -17,6 +17,7 @@ mod route;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 
+use api::swarm_records::{AnswerRecord, Step, StepKind};
 use p2p::wire::receipt::Receipt;
 use scheduler::{ModelId, NodeId, SessionId, trust::Outcome};
 use tokio::sync::mpsc;
@@ -33,8 +34,9 @@ use super::{
     view::Viewing,
 };
 use crate::{
-    control::{self, Line},
+    control::{self, Line, Mode},
     events::{PromptEvent, PromptReport, PromptRequest, Refusal},
+    reports::AnswersReport,
     request::{Recollections, Reroute},
 };
 
@@ -198,6 +200,28 @@ impl Prompts {
             self.history.pop_front();
         }
         self.history.push_back(report);
+    }
+
+    /// What happened to the last prompts that others computed a part of, the newest first.
+    pub(super) fn answers(&self) -> AnswersReport {
+        let answer = |report: &PromptReport| {
+            let (own, timing) = (report.conducted.as_deref()?, report.timing.as_ref()?);
+            let others = |step: &Step| match &step.what {
+                StepKind::Leased { stages, .. } => stages.iter().any(|span| span.node != own.me),
+                _ => false,
+            };
+            own.timeline.steps.iter().any(others).then(|| AnswerRecord {
+                session: report.session.clone().unwrap_or_default(),
+                model: own.model.clone(),
+                mode: report.mode.map_or("", Mode::name).to_owned(),
+                finish: report.finish_reason.name().to_owned(),
+                tokens: report.completion_tokens,
+                tok_s: timing.decode_tok_s,
+                faults: timing.faults.len(),
+                timeline: own.timeline.clone(),
+            })
+        };
+        AnswersReport { answers: self.history.iter().rev().filter_map(answer).collect(), end: true }
     }
 
     /// What happened to the prompt whose session begins so; to the last one without a name.

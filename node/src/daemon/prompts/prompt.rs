@@ -15,7 +15,7 @@ use super::{
     Finished, dials, drafts,
     estimate::stage,
     params::{Trouble, encode, only_here, sampling, trusted},
-    report::{done, logprobs, noticed, prediction, tell_prompt},
+    report::{done, logprobs, prediction, tell_prompt},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
     feedback::{FeedbackQueue, Waiting},
     request::{
         self, CHUNK_ROWS, Checking, Findings, Means, Plan, PlannedRoute, Progress, Recalled, Recollections,
-        Reroute, RowForm,
+        Reroute, RowForm, noticed,
     },
     rounding,
     sessions::{Order, SessionTable},

@@ -8,7 +8,6 @@ use scheduler::{
     NodeId,
     cost::Cost,
     forecast::{Forecast, Score},
-    recover::Failure,
     route::{NoRoute, Route},
     session::End,
 };
@@ -50,16 +49,6 @@ pub(super) async fn tell_prompt(prompt: Vec<worker::PromptToken>, lines: &mpsc::
         }
     }
     true
-}
-
-/// A failure in one word.
-pub(super) fn noticed(why: Option<Failure>) -> &'static str {
-    match why {
-        Some(Failure::Closed | Failure::Crashed) => "closed",
-        Some(Failure::Refused) => "refused",
-        Some(Failure::Corrupt) => "wrong",
-        _ => "timeout",
-    }
 }
 
 /// The prediction, part by part.
@@ -205,6 +194,7 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         drafts: drafts(&report.drafts),
         bytes_out: report.wire_bytes.0,
         bytes_in: report.wire_bytes.1,
+        timeline: report.timeline.clone(),
     };
     PromptReport {
         session: Some(route.session.clone()),

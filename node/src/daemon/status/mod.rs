@@ -179,6 +179,7 @@ impl Daemon {
             });
             PeerReport {
                 node: format!("{node:?}"),
+                called: None,
                 agent: facts.agent.clone(),
                 trust: self.trusting.standing(*node, self.serving.models.all().map(|held| held.id)),
                 class: format!("{:?}", facts.class).to_lowercase(),

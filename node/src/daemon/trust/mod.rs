@@ -132,6 +132,11 @@ impl Trusting {
         scores
     }
 
+    /// What this node gave to all peers beyond what it took, in layer passes.
+    pub(super) fn surplus(&self) -> i64 {
+        self.receipts.surplus()
+    }
+
     /// Receipts and balances.
     pub(super) fn list_receipts(&self) -> ReceiptsReport {
         ReceiptsReport { end: true, ..self.receipts.list() }

@@ -322,7 +322,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let ticket = place.and_then(|(place, _)| place.ticket().ok());
     spec.state_secret = ticket.as_ref().map(|ticket| ticket.secret);
     // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
-    io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(spec))?)?;
+    io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(Box::new(spec)))?)?;
     for located in [&located, &drafter].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;

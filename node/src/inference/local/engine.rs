@@ -63,6 +63,7 @@ pub fn run() -> Result<()> {
     let ToEngine::Start(spec) = wire::read(&mut stream)? else {
         return Err(Error::usage("the first message asks for no model"));
     };
+    let spec = *spec;
     let located = receive(&stream, spec.file.as_ref())?;
     let drafter_file = receive(&stream, spec.drafter_file.as_ref())?;
     let ticket = match spec.state_secret {

@@ -57,7 +57,7 @@ pub(super) struct EngineSpec {
 #[allow(clippy::large_enum_variant, reason = "the first message is sent once")]
 pub(super) enum ToEngine {
     /// The first message.
-    Start(EngineSpec),
+    Start(Box<EngineSpec>),
     /// An answer to compute.
     Generate { id: u64, request: Box<GenerateRequest> },
     /// A prompt whose tokens are to be counted.

@@ -18,6 +18,7 @@
 mod answer;
 mod door;
 mod question;
+mod records;
 mod view;
 
 use std::{
@@ -32,7 +33,9 @@ use std::{
 use api::{
     Inference,
     choice::{Draft, WireChoice},
-    inference::{EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo},
+    inference::{
+        EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, SwarmRecords,
+    },
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
 use futures::{
@@ -236,6 +239,10 @@ impl Inference for Swarmed {
             });
         }
         Ok(contribution)
+    }
+
+    fn records(&self) -> Option<Arc<dyn SwarmRecords>> {
+        Some(Arc::new(records::Records(self.0.clone())))
     }
 
     fn metrics(&self) -> Vec<Metric> {

@@ -13,11 +13,12 @@ use std::{
 use api::{
     inference::{Failure, Mode},
     swarm::{ModeInfo, Node, NodeState, Pipeline, SwarmEvent, SwarmModel, SwarmSnapshot, Verdict},
+    swarm_records::NodeName,
 };
 use tokio::sync::broadcast;
 
 use super::{SwarmState, door::unavailable};
-use crate::{consent, control::Question, reports::View};
+use crate::{consent, control::Question, node_names, reports::View};
 
 /// How old the view may be.
 const POLL: Duration = Duration::from_millis(400);
@@ -31,8 +32,8 @@ pub(super) struct Board {
     seen: Mutex<Result<View, Failure>>,
     pipelines: Mutex<BTreeMap<String, Pipeline>>,
     verdicts: Mutex<VecDeque<Verdict>>,
-    /// The modes as readers were last told of them: who agreed to them changes beside the view.
-    modes: Mutex<Vec<ModeInfo>>,
+    /// The modes and names as readers were last told of them: the owner changes them beside the view.
+    told: Mutex<(Vec<ModeInfo>, Vec<NodeName>)>,
     events: broadcast::Sender<SwarmEvent>,
 }
 
@@ -46,7 +47,7 @@ impl Board {
             seen: Mutex::new(Err(unavailable("this node is loading its model and looking for others"))),
             pipelines: Mutex::default(),
             verdicts: Mutex::default(),
-            modes: Mutex::default(),
+            told: Mutex::default(),
             events: broadcast::Sender::new(EVENTS),
         }
     }
@@ -117,6 +118,7 @@ impl Board {
         snapshot.modes = modes(&snapshot, snapshot.models.first(), conducts, shared);
         snapshot.default_mode = shared.default_mode(&snapshot);
         snapshot.pipelines = lock(&self.pipelines).values().cloned().collect();
+        snapshot.names = node_names::list(&shared.home);
         snapshot.verdicts = lock(&self.verdicts).iter().cloned().collect();
         snapshot
     }
@@ -124,7 +126,7 @@ impl Board {
     /// Sends a full snapshot.
     pub(super) fn tell_everything(&self, shared: &SwarmState) {
         let snapshot = self.snapshot(shared);
-        lock(&self.modes).clone_from(&snapshot.modes);
+        *lock(&self.told) = (snapshot.modes.clone(), snapshot.names.clone());
         self.tell(SwarmEvent::Snapshot { snapshot: Box::new(snapshot) });
     }
 
@@ -136,9 +138,10 @@ impl Board {
         if before.nodes.is_empty() != after.nodes.is_empty() || before.me != after.me {
             return self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after) });
         }
-        // Whether a mode can be used is part of the snapshot alone.
-        let told = std::mem::replace(&mut *lock(&self.modes), after.modes.clone());
-        if before.modes != after.modes || told != after.modes {
+        // Whether a mode can be used, and what nodes are called, is part of the snapshot alone.
+        let now = (after.modes.clone(), after.names.clone());
+        let told = std::mem::replace(&mut *lock(&self.told), now);
+        if before.modes != after.modes || told.0 != after.modes || told.1 != after.names {
             self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after.clone()) });
         }
         let old: BTreeMap<&str, &Node> = before.nodes.iter().map(|node| (node.id.as_str(), node)).collect();

@@ -129,7 +129,7 @@ impl Hybrid {
                     gate = gate.max(delta.value_width());
                     heads = heads.max(delta.value_heads);
                 }
-                Attention::Mamba2(mamba) => {
+                Attention::Mamba2(mamba) | Attention::Beside(_, mamba) => {
                     channels = channels.max(mamba.channels());
                     gate = gate.max(mamba.width());
                     heads = heads.max(mamba.heads);
@@ -203,7 +203,11 @@ impl CpuBuffers {
         // The rows of an item may begin inside one block and end inside another.
         let jobs = if held.iter().any(in_blocks) { 2 * items + rows / QUARTER } else { items };
         let layers = shard.range.start() as usize..shard.range.end() as usize;
-        let mixed = layers.map(|layer| blueprint.mixed_width(layer)).max().unwrap_or(0);
+        let beside = held.iter().map(|layer| match layer.attention {
+            Attention::Beside(_, mamba) => mamba.width(),
+            _ => 0,
+        });
+        let mixed = layers.map(|layer| blueprint.mixed_width(layer)).chain(beside).max().unwrap_or(0);
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
             .map(|index| held.iter().any(|layer| layer.attention.rope() == Some(index)))
             .collect();

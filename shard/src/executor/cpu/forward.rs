@@ -165,6 +165,9 @@ impl Shard {
             (Mixer::DeltaNet(weights), Attention::DeltaNet(shape)) => {
                 self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
             }
+            (Mixer::Beside(weights), Attention::Beside(softmax, mamba)) => {
+                self.beside(ws, items, (weights, (softmax, mamba), place), rows, last)
+            }
             (Mixer::None, Attention::None) if last => keep_wanted(ws),
             (Mixer::None, Attention::None) => rows,
             (Mixer::Mamba2(weights), Attention::Mamba2(shape)) => {
@@ -198,7 +201,15 @@ impl Shard {
         if let Some(weight) = &layer.mixed_norm {
             cpu.rms_norm_in_place(mixed, weight.len(), Some(weight), blueprint.norm.eps);
         }
-        product(cpu, &mut ws.scratch, mixed, rows, [(out, y)]);
+        match layer.mixer {
+            // The normed rows are used up.
+            Mixer::Beside(_) => {
+                let share = &mut ws.h[..rows * hidden];
+                product(cpu, &mut ws.scratch, mixed, rows, [(out, &mut *share)]);
+                cpu.add(y, share);
+            }
+            _ => product(cpu, &mut ws.scratch, mixed, rows, [(out, y)]),
+        }
         if let Some(weight) = &layer.attention_norm_after {
             cpu.rms_norm_in_place(&mut ws.y[..rows * hidden], hidden, Some(weight), blueprint.norm.eps);
         }
@@ -222,7 +233,7 @@ impl Shard {
     }
 
     /// Softmax attention of the normed rows, into `ws.attended`; returns how many rows go on.
-    fn look_back(
+    pub(super) fn look_back(
         &self,
         ws: &mut CpuBuffers,
         items: &mut [Item<'_>],

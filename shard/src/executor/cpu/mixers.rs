@@ -13,14 +13,14 @@ use super::{
     load::Linear,
     network::product,
     recurrent::{DeltaWeights, Mamba2Weights},
-    weights::LatentWeights,
+    weights::{BesideWeights, LatentWeights},
 };
 use crate::{
     kernels::{
         Activations, ConvJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Mamba2Gate, Mamba2Inputs, Mamba2Job,
         Mamba2Shape, attention, delta, mamba2,
     },
-    models::{Latent, ShortConv},
+    models::{Latent, ShortConv, Softmax},
     state::{Paged, Recurrent},
 };
 
@@ -144,6 +144,25 @@ impl Shard {
         }
         keep_rows(&ws.spans, &mut ws.attended, width);
         keep_wanted(ws)
+    }
+
+    /// Mamba2 and softmax attention over the same normed rows: what the former gives is in `ws.y`, what the latter sees in
+    /// `ws.attended`; returns how many rows go on.
+    pub(super) fn beside(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (weights, (softmax, mamba), place): (&BesideWeights, (Softmax, Mamba2Shape), Place),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        self.mamba2(ws, items, (&weights.mamba, mamba, place.cached), rows, false);
+        let kept = if last { keep_rows(&ws.spans, &mut ws.attended, mamba.width()) } else { rows };
+        if kept > 0 {
+            let (mixed, y) = (&ws.attended[..kept * mamba.width()], &mut ws.y[..kept * ws.sizes.hidden]);
+            product(&self.cpu, &mut ws.scratch, mixed, kept, [(&weights.out, y)]);
+        }
+        self.look_back(ws, items, (&weights.softmax, softmax, place), rows, last)
     }
 
     /// A gated short convolution over the normed rows, into `ws.attended`; returns how many rows go on.

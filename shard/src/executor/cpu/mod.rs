@@ -37,7 +37,7 @@ use crate::{
     gguf::Gguf,
     kernels::Cpu,
     models::{Attention, Blueprint, Frequencies, Layer},
-    state::{Evicting, Kind, LayerState, Paged},
+    state::{Beside, Evicting, Kind, LayerState, Paged, Recurrent},
 };
 use buffers::CpuBuffers;
 use ends::{Embedding, HeadWeights};
@@ -124,10 +124,14 @@ pub(super) fn attends(blueprint: &Blueprint, kind: SessionKind) -> Result<()> {
     }
     let latent = blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Latent(_)));
     let h2o = matches!(attention, AttentionKind::H2o(_));
+    let beside = blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Beside(..)));
     let lends = blueprint.layers.iter().any(|layer| layer.attention.source().is_some());
     let why = match cache {
         _ if h2o && latent => {
             format!("attention {attention} of a model with latent attention: choose dense or window:N")
+        }
+        _ if h2o && beside => {
+            format!("attention {attention} of a model with attention beside Mamba2: choose dense or window:N")
         }
         _ if h2o && lends => {
             format!("attention {attention} of a model whose layers share keys: choose dense or window:N")
@@ -203,17 +207,16 @@ impl Executor for Shard {
 
     fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
         let layer = layer as usize;
+        let paged = |shape| {
+            let (_, rule) = self.blueprint.sight(layer, kind.attention);
+            Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu)
+        };
         match self.blueprint.state_kind(layer).stored(kind.cache) {
-            Kind::Paged(shape) => {
-                let (_, rule) = self.blueprint.sight(layer, kind.attention);
-                let h2o = self.blueprint.evicts(layer, kind.attention);
-                let limit = h2o.map_or(self.context, |h2o| self.context.min(h2o.budget as usize));
-                let paged = Paged::new(shape, limit).attending(kind.attention, rule, &self.cpu);
-                match h2o {
-                    Some(h2o) => Box::new(Evicting::new(paged, h2o)),
-                    None => Box::new(paged),
-                }
-            }
+            Kind::Paged(shape) => match self.blueprint.evicts(layer, kind.attention) {
+                Some(rule) => Box::new(Evicting::new(paged(shape), rule)),
+                None => Box::new(paged(shape)),
+            },
+            Kind::Beside { kv, width } => Box::new(Beside::new(paged(kv), Recurrent::new(width))),
             kind => kind.empty(self.context),
         }
     }

@@ -36,6 +36,12 @@ pub(super) struct Mamba2Weights {
     pub norm: Option<Vec<f32>>,
 }
 
+impl Mamba2Weights {
+    pub fn resident_bytes(&self) -> usize {
+        [&self.z, &self.inputs, &self.steps].into_iter().map(Linear::resident_bytes).sum()
+    }
+}
+
 /// The taps of a convolution, stored channel by channel, as `[kernel][channels]`.
 pub(super) fn by_tap(stored: &[f32], kernel: usize) -> Vec<f32> {
     let tap = |tap: usize| stored.chunks_exact(kernel).map(move |channel| channel[tap]);

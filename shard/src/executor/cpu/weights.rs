@@ -95,6 +95,14 @@ pub(super) struct LatentWeights {
     pub values: Vec<Linear>,
 }
 
+/// Softmax attention and Mamba2 side by side.
+pub(super) struct BesideWeights {
+    pub softmax: SoftmaxWeights,
+    pub mamba: Mamba2Weights,
+    /// The matrix behind Mamba2.
+    pub out: Linear,
+}
+
 /// What mixes positions.
 pub(super) enum Mixer {
     None,
@@ -106,6 +114,7 @@ pub(super) enum Mixer {
     },
     DeltaNet(DeltaWeights),
     Mamba2(Mamba2Weights),
+    Beside(Box<BesideWeights>),
     /// The projection to three rows, and the taps, `[kernel][width]`, oldest row first.
     ShortConv {
         input: Linear,
@@ -160,6 +169,13 @@ impl Keys {
     }
 }
 
+impl SoftmaxWeights {
+    fn resident_bytes(&self) -> usize {
+        let all = [&self.q].into_iter().chain(self.keys.linears()).chain(&self.gate);
+        all.map(Linear::resident_bytes).sum()
+    }
+}
+
 impl Network {
     fn resident_bytes(&self) -> usize {
         let gate = self.gate.as_ref().map_or(0, Linear::resident_bytes);
@@ -184,13 +200,14 @@ impl LayerWeights {
     /// Bytes of the layer's matrices in memory.
     pub fn resident_bytes(&self) -> usize {
         let mixer: usize = match &self.mixer {
-            Mixer::Softmax(w) => {
-                [&w.q].into_iter().chain(w.keys.linears()).chain(&w.gate).map(Linear::resident_bytes).sum()
-            }
+            Mixer::Softmax(w) => w.resident_bytes(),
             Mixer::DeltaNet(w) => {
                 [&w.qkv, &w.z, &w.beta, &w.alpha].into_iter().map(Linear::resident_bytes).sum()
             }
-            Mixer::Mamba2(w) => [&w.z, &w.inputs, &w.steps].into_iter().map(Linear::resident_bytes).sum(),
+            Mixer::Mamba2(w) => w.resident_bytes(),
+            Mixer::Beside(w) => {
+                w.softmax.resident_bytes() + w.mamba.resident_bytes() + w.out.resident_bytes()
+            }
             Mixer::Recurrence { gate, input } => gate.resident_bytes() + input.resident_bytes(),
             Mixer::None => 0,
             Mixer::ShortConv { input, .. } => input.resident_bytes(),
@@ -224,15 +241,17 @@ impl LayerWeights {
 }
 
 impl Loader<'_> {
-    /// The norm whose tensors are `prefix.weight` and maybe `prefix.bias`.
+    /// The norm whose tensors are `prefix.weight`, or `prefix` alone, and maybe `prefix.bias`.
     pub fn norm(&self, prefix: &str) -> Result<NormWeights> {
-        let weight = self.gguf.require(&format!("{prefix}.weight"))?.to_f32();
+        let plain = self.gguf.tensor(prefix).map(Ok);
+        let weight = plain.unwrap_or_else(|| self.gguf.require(&format!("{prefix}.weight")))?.to_f32();
         Ok(NormWeights { weight, bias: self.vector(&format!("{prefix}.bias")) })
     }
 
     /// The same where the file has it.
     pub fn norm_opt(&self, prefix: &str) -> Result<Option<NormWeights>> {
-        let there = self.gguf.info(&format!("{prefix}.weight")).is_some();
+        let names = [format!("{prefix}.weight"), prefix.to_owned()];
+        let there = names.iter().any(|name| self.gguf.info(name).is_some());
         there.then(|| self.norm(prefix)).transpose()
     }
 
@@ -247,6 +266,11 @@ impl Loader<'_> {
         let name = |suffix: &str| layer_name(index, suffix);
         let mixer = match self.blueprint.layers[index].attention {
             Attention::Softmax(softmax) => Mixer::Softmax(self.softmax(index, softmax)?),
+            Attention::Beside(softmax, mamba) => Mixer::Beside(Box::new(BesideWeights {
+                softmax: self.softmax(index, softmax)?,
+                mamba: Mamba2Weights::load(self, index, &mamba)?,
+                out: self.linear(&name("ssm_out"))?,
+            })),
             Attention::DeltaNet(delta) => Mixer::DeltaNet(DeltaWeights::load(self, index, &delta)?),
             Attention::Mamba2(mamba) => Mixer::Mamba2(Mamba2Weights::load(self, index, &mamba)?),
             Attention::None => Mixer::None,

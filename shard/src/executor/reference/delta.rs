@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kernels::{DeltaShape, Mamba2Shape},
-    models::{ShortConv, layer_name},
+    models::{ShortConv, Softmax, layer_name},
 };
 
 impl Model {
@@ -96,12 +96,45 @@ impl Model {
 impl Model {
     /// One row through a Mamba2 layer; its state after every row counts as a value of `rows`.
     pub(super) fn mamba2(&self, rows: &mut Rows, index: usize, shape: Mamba2Shape, h: &[f32]) -> Vec<f32> {
+        let (out, state) = self.mamba2_from(rows.values.last().cloned(), index, shape, h);
+        rows.keys.push(Vec::new());
+        rows.values.push(state);
+        out
+    }
+
+    /// One row through attention and through Mamba2; the state of the latter stands behind the value of the former.
+    pub(super) fn beside(
+        &self,
+        rows: &mut Rows,
+        index: usize,
+        (spec, shape): (Softmax, Mamba2Shape),
+        h: &[f32],
+    ) -> Vec<f32> {
+        let width = spec.kv.kv_heads * spec.kv.head_dim;
+        let before = rows.values.last().map(|row| row[width..].to_vec());
+        let mut out = self.attention(rows, None, (index, spec), h);
+        let (share, state) = self.mamba2_from(before, index, shape, h);
+        if let Some(value) = rows.values.last_mut() {
+            value.extend(state);
+        }
+        add(&mut out, &share, 1.0);
+        out
+    }
+
+    /// One row through a Mamba2 layer from the state `before` it, and the state behind it.
+    fn mamba2_from(
+        &self,
+        before: Option<Vec<f32>>,
+        index: usize,
+        shape: Mamba2Shape,
+        h: &[f32],
+    ) -> (Vec<f32>, Vec<f32>) {
         let stored = |name: &str| &self.tensors[&layer_name(index, name)].values;
         let width = shape.heads * shape.head_dim;
         let all = self.linear(&layer_name(index, "ssm_in"), h);
         let (z, rest) = all.split_at(width);
         let (projected, dt) = rest.split_at(width + 2 * shape.groups * shape.state);
-        let mut state = rows.values.last().cloned().unwrap_or_else(|| vec![0.0; shape.state_len()]);
+        let mut state = before.unwrap_or_else(|| vec![0.0; shape.state_len()]);
         let (matrices, columns) = state.split_at_mut(shape.heads * shape.state * shape.head_dim);
         let mut convolved = sums(stored("ssm_conv1d.weight"), columns, projected);
         if let Some(bias) = self.tensors.get(&layer_name(index, "ssm_conv1d.bias")) {
@@ -135,9 +168,7 @@ impl Model {
             out.chunks_exact_mut(width / shape.groups).for_each(|group| self.bare_norm(group));
             out.iter_mut().zip(&weights.values).for_each(|(x, weight)| *x *= weight);
         }
-        rows.keys.push(Vec::new());
-        rows.values.push(state);
-        self.linear(&layer_name(index, "ssm_out"), &out)
+        (self.linear(&layer_name(index, "ssm_out"), &out), state)
     }
 }
 

@@ -206,6 +206,7 @@ impl Model {
             Attention::Softmax(spec) => self.attention(rows, lent, (index, spec), &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
             Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
+            Attention::Beside(spec, shape) => self.beside(rows, index, (spec, shape), &h),
             Attention::Mamba2(shape) => self.mamba2(rows, index, shape, &h),
             Attention::Latent(latent) => self.latent(rows, index, latent, &h),
             Attention::ShortConv(conv) => self.short_conv(rows, index, conv, &h),
@@ -485,7 +486,8 @@ impl Model {
     /// The norm over the residual stream whose tensors are `prefix.weight` and maybe `prefix.bias`; the rows themselves
     /// where the model has none of this name.
     fn norm(&self, prefix: &str, x: &[f32]) -> Vec<f32> {
-        let Some(weight) = self.tensors.get(&format!("{prefix}.weight")) else { return x.to_vec() };
+        let named = self.tensors.get(&format!("{prefix}.weight"));
+        let Some(weight) = named.or(self.tensors.get(prefix)) else { return x.to_vec() };
         let spec = self.blueprint.norm;
         let mean = match spec.kind {
             NormKind::Rms => 0.0,

@@ -7,7 +7,8 @@ use crate::{
     state::LayerState,
 };
 
-/// Keys and values, `[position][width]`; the states of a recurrence count as values, and their keys are empty.
+/// Keys and values, `[position][width]`; the states of a recurrence count as values, and their keys are empty. A state
+/// beside attention stands behind the value of its position.
 #[derive(Clone, Default)]
 pub(super) struct Rows {
     widths: [usize; 2],
@@ -24,6 +25,10 @@ impl Rows {
             Attention::Softmax(softmax) => [softmax.kv.kv_heads * softmax.kv.head_dim; 2],
             Attention::Recurrence(recurrence) => [0, recurrence.width],
             Attention::DeltaNet(delta) => [0, delta.state_len()],
+            Attention::Beside(softmax, mamba) => {
+                let width = softmax.kv.kv_heads * softmax.kv.head_dim;
+                [width, width + mamba.state_len()]
+            }
             Attention::Mamba2(mamba) => [0, mamba.state_len()],
             Attention::ShortConv(conv) => [0, conv.state_len()],
             Attention::Latent(latent) => [latent.rotated + latent.rank, 0],

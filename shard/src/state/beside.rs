@@ -1,0 +1,94 @@
+//! The state of a layer that looks back and recurs at once (Falcon-H1): keys and values of every position, and one vector.
+//!
+//! It goes back where the vector goes back; a snapshot holds the keys and values, then the vector.
+
+use std::any::Any;
+
+use super::{LayerState, Paged, Recurrent};
+use crate::Result;
+
+/// Two states of one layer.
+pub struct Beside {
+    paged: Paged,
+    recurrent: Recurrent,
+}
+
+impl Beside {
+    /// Both as they are.
+    pub fn new(paged: Paged, recurrent: Recurrent) -> Self {
+        Self { paged, recurrent }
+    }
+
+    /// The one that is an `L`.
+    pub(crate) fn part<L: LayerState>(&self) -> Option<&L> {
+        let parts: [&dyn Any; 2] = [&self.paged, &self.recurrent];
+        parts.into_iter().find_map(|part| part.downcast_ref())
+    }
+
+    /// As [`Beside::part`], to store into.
+    pub(crate) fn part_mut<L: LayerState>(&mut self) -> Option<&mut L> {
+        let parts: [&mut dyn Any; 2] = [&mut self.paged, &mut self.recurrent];
+        parts.into_iter().find_map(|part| part.downcast_mut())
+    }
+}
+
+/// A state that was shared, as what it is.
+fn own<L: LayerState>(state: Box<dyn LayerState>) -> Option<L> {
+    let state: Box<dyn Any> = state;
+    state.downcast().ok().map(|state| *state)
+}
+
+impl LayerState for Beside {
+    fn kind(&self) -> String {
+        format!("{} beside {}", self.paged.kind(), self.recurrent.kind())
+    }
+
+    fn bytes(&self) -> usize {
+        self.paged.bytes() + self.recurrent.bytes()
+    }
+
+    fn reserve(&mut self, positions: usize) {
+        self.paged.reserve(positions);
+        self.recurrent.reserve(positions);
+    }
+
+    fn checkpoint(&self, to: usize) -> usize {
+        self.recurrent.checkpoint(to)
+    }
+
+    fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
+        let paged = own(self.paged.share(to)?)?;
+        let recurrent = own(self.recurrent.share(to)?)?;
+        Some(Box::new(Self { paged, recurrent }))
+    }
+
+    fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
+        self.paged.parts(part);
+        self.recurrent.parts(part);
+    }
+
+    fn rewind(&mut self, to: usize) {
+        self.paged.rewind(to);
+        self.recurrent.rewind(to);
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.paged.advance(len);
+        self.recurrent.advance(len);
+    }
+
+    fn snapshot_len(&self, len: usize) -> usize {
+        self.paged.snapshot_len(len) + self.recurrent.snapshot_len(len)
+    }
+
+    fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        self.paged.snapshot(len, out)?;
+        self.recurrent.snapshot(len, out)
+    }
+
+    fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()> {
+        let (paged, recurrent) = bytes.split_at(self.paged.snapshot_len(len));
+        self.paged.restore(len, paged)?;
+        self.recurrent.restore(len, recurrent)
+    }
+}
