@@ -219,6 +219,9 @@ fn layers_that_keep_little_anyway_keep_it_and_layers_that_share_keys_are_refused
         assert_eq!(blueprint.evicts(layer, h2o).is_some(), window.is_none(), "layer {layer}");
         assert_eq!(blueprint.sight(layer, h2o), blueprint.sight(layer, AttentionKind::Dense));
     }
+    let falcon = whole(&open("falcon_h1"), fast(), 64);
+    let why = falcon.new_state_with(falcon.range(), kind(KIND)).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("beside Mamba2: choose dense")), "{why:?}");
     let dense = gemma.session_bytes(gemma.range(), 300, SessionKind::DEFAULT);
     assert!(gemma.session_bytes(gemma.range(), 300, kind(KIND)) < dense);
 }
