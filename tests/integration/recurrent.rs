@@ -13,6 +13,7 @@ use harness::{Shoal, node::Node, prompt::Prompt};
 use serde_json::Value;
 use shard::{
     gguf::Gguf,
+    kernels::Mamba2Shape,
     quant,
     synthetic::{Family, Shape},
 };
@@ -24,10 +25,20 @@ const TOKENS: usize = 40;
 
 /// Recurrences in layers 0, 1, 3, 4, 6 and 7, softmax attention in 2 and 5, minnow's vocabulary.
 fn model(folder: &Path) -> PathBuf {
+    written(folder, Family::Recurrent { interval: 3 })
+}
+
+/// The same with Mamba2 in these layers.
+fn mamba2(folder: &Path) -> PathBuf {
+    let mamba = Mamba2Shape { heads: 8, head_dim: 16, state: 32, groups: 2, kernel: 4 };
+    written(folder, Family::GraniteHybrid { interval: 3, mamba })
+}
+
+fn written(folder: &Path, family: Family) -> PathBuf {
     let path = folder.join("recurrent.gguf");
     let minnow = concat!(env!("CARGO_MANIFEST_DIR"), "/../shard/minnow/minnow.gguf");
     let shape = Shape {
-        family: Family::Recurrent { interval: 3 },
+        family,
         layers: 8,
         hidden: 64,
         heads: 4,
@@ -116,6 +127,37 @@ fn a_recurrent_state_survives_deaths_and_rejected_drafts() {
     }
     assert!(0 < right && right < proposed, "{right} of {proposed} drafted tokens were right");
     assert!(faults >= 2, "{faults} of 5 deaths were noticed");
+}
+
+/// A worker is killed beside a shadow, then a node without one.
+#[test]
+fn a_mamba2_state_survives_deaths() {
+    let folder = TempDir::new().unwrap();
+    let path = mamba2(folder.path());
+    let path = path.to_str().unwrap();
+    let expected = alone(path);
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only", "--model", path]);
+    let serve = |index: usize| {
+        let home = folder.path().join(index.to_string());
+        Node::start(&home, &["--model", path, "--layers", "1..7", "--peer", asks.tcp()])
+    };
+    let serves: Vec<Node> = (0..3).map(serve).collect();
+    asks.meets(serves.len());
+    for (round, shadow) in ["all", "none"].into_iter().enumerate() {
+        let args = [&["--shadow".to_owned(), shadow.to_owned()][..], &ask()].concat();
+        let mut prompt = Prompt::run(&asks.home, args);
+        assert!(prompt.reaches(TOKENS / 2), "round {round}: {:?}", prompt.last);
+        let names = prompt.strangers(&asks.name);
+        let victim = serves.iter().find(|node| node.name == names[0]).unwrap();
+        match round {
+            0 => kill(victim.ask(&["status"])["worker_pid"].as_u64().unwrap()),
+            _ => kill(u64::from(victim.child.id())),
+        }
+        let line = prompt.ends();
+        assert_eq!(line["ids"], expected, "round {round}, shadow {shadow}: {line}");
+        assert_eq!(line["differing_answers"], 0, "round {round}: {line}");
+        assert!(!line["faults"].as_array().unwrap().is_empty(), "round {round}: {line}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@
 pub mod file;
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
     sync::{
@@ -18,6 +18,7 @@ use std::{
         mpsc::{SyncSender, TrySendError, sync_channel},
     },
     thread,
+    time::Duration,
 };
 
 use data_encoding::HEXLOWER;
@@ -28,6 +29,9 @@ use crate::{Error, Result, clock::unix_s, sealed};
 
 /// What the key of these files is for.
 const PURPOSE: &str = "shoal states 1";
+/// How often a lock is tried, and how long after each time.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(50);
 /// The smallest file that is worth its name.
 pub const LEAST_BYTES: u64 = 16 << 20;
 
@@ -66,7 +70,7 @@ impl Place {
         let path = folder.join(HEXLOWER.encode(&name.as_bytes()[..16]));
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        file.try_lock().map_err(|_| {
+        claim(&file).map_err(|_| {
             Error::usage(
                 "another process keeps the states of this model; stop it, or leave --keep-state away",
             )
@@ -89,6 +93,17 @@ impl Place {
     pub fn ticket(&self) -> Result<Ticket> {
         Ok(Ticket { file: self.file.try_clone()?, secret: self.secret })
     }
+}
+
+/// Locks the file. What computed for a process that was killed holds it until it notices.
+fn claim(file: &File) -> std::result::Result<(), TryLockError> {
+    for _ in 0..TRIES {
+        if file.try_lock().is_ok() {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
+    }
+    file.try_lock()
 }
 
 /// Deletes files that no process holds and that are too old.
