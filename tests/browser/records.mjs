@@ -150,7 +150,7 @@ check('an answer that ends is there to be stepped through', async () => {
 check('an invite is shown when it is asked for, as command, link and QR code, and hidden again', async () => {
   const view = await look({ context: { permissions: ['clipboard-read', 'clipboard-write'] } });
   const { page, fake } = view;
-  assert.ok(!fake.requests.some(({ path }) => path === '/swarm/invite'), 'nobody asked');
+  assert.ok(!fake.requests.some(({ path }) => path === '/swarm/invite'), 'asked without a click');
   await page.focus('#invite-show');
   await page.keyboard.press('Enter');
   await page.waitForSelector('#invite-qr svg');

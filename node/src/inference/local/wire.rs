@@ -54,7 +54,6 @@ pub(super) struct EngineSpec {
 
 /// To the process that computes.
 #[derive(Serialize, Deserialize)]
-#[allow(clippy::large_enum_variant, reason = "the first message is sent once")]
 pub(super) enum ToEngine {
     /// The first message.
     Start(Box<EngineSpec>),
