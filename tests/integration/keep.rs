@@ -2,6 +2,8 @@
 
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
     time::{Duration, Instant},
@@ -48,6 +50,18 @@ fn is_sealed(home: &Path) {
     assert_eq!(fs::metadata(home.join("state")).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
+/// What `/metrics` says that lies on disk, bytes.
+fn told(url: &str, token: &str) -> u64 {
+    let host = url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(host).unwrap();
+    let token = token.trim();
+    write!(stream, "GET /metrics HTTP/1.0\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let figure = answer.lines().find_map(|line| line.strip_prefix("shoal_kv_disk_bytes "));
+    figure.unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
+}
+
 #[test]
 fn a_server_goes_on_from_what_it_had_computed_before_it_was_killed() {
     let home = TempDir::new().unwrap();
@@ -74,6 +88,7 @@ fn a_server_goes_on_from_what_it_had_computed_before_it_was_killed() {
     assert!(other == 2 && why.contains("16MiB"), "{why}");
     filed(home.path(), 1);
     is_sealed(home.path());
+    assert!(told(&url, &fs::read_to_string(&token).unwrap()) >= 2 << 16, "what lies on disk is told");
     drop(serving);
     let (_serving, url) = serve(home.path(), &token, &keeps);
     for (question, expected) in [("How many?", Some(&first)), ("And then?", None)] {

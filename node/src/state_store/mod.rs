@@ -15,6 +15,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{SyncSender, TrySendError, sync_channel},
     },
     thread,
@@ -129,6 +130,8 @@ struct Save {
 pub struct StateStore {
     file: Arc<StateFile>,
     saves: SyncSender<Save>,
+    /// States handed on and not written yet.
+    writing: Arc<AtomicUsize>,
 }
 
 impl StateStore {
@@ -140,7 +143,8 @@ impl StateStore {
         let file = Arc::new(StateFile::open(ticket.file, ticket.secret, unix_s())?);
         // None waits: what is being written has left the channel.
         let (saves, taken) = sync_channel::<Save>(0);
-        let to = file.clone();
+        let (to, writing) = (file.clone(), Arc::new(AtomicUsize::new(0)));
+        let busy = writing.clone();
         thread::Builder::new().name("states".into()).spawn(move || {
             for Save { name, note, state } in taken {
                 let saved = state
@@ -150,9 +154,10 @@ impl StateStore {
                 if let Err(error) = saved {
                     tracing::warn!(%error, "a state is not kept on disk");
                 }
+                busy.fetch_sub(1, Ordering::AcqRel);
             }
         })?;
-        Ok(Self { file, saves })
+        Ok(Self { file, saves, writing })
     }
 
     /// The beginning of `state` that may be kept, apart from what happens to it; `None` when it is empty or cannot be had twice.
@@ -173,10 +178,17 @@ impl StateStore {
         note: Vec<u8>,
         state: SessionState,
     ) -> Result<(), (Vec<u8>, SessionState)> {
-        match self.saves.try_send(Save { name, note, state }) {
-            Ok(()) => Ok(()),
-            Err(TrySendError::Full(save) | TrySendError::Disconnected(save)) => Err((save.note, save.state)),
-        }
+        self.writing.fetch_add(1, Ordering::AcqRel);
+        self.saves.try_send(Save { name, note, state }).map_err(|refused| {
+            self.writing.fetch_sub(1, Ordering::AcqRel);
+            let (TrySendError::Full(save) | TrySendError::Disconnected(save)) = refused;
+            (save.note, save.state)
+        })
+    }
+
+    /// Whether a state is being written.
+    pub fn is_writing(&self) -> bool {
+        self.writing.load(Ordering::Acquire) > 0
     }
 
     /// Fills an empty state of the same model, layers and kind; whether it was there.

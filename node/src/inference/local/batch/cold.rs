@@ -127,7 +127,10 @@ impl ColdPrefixes {
 
     /// Hands on what is due to be written, one state at a time; how long until it is worth a look again, if anything waits.
     pub(super) fn write(&mut self, now: Instant) -> Option<Duration> {
-        let first = self.fresh.front()?;
+        let Some(first) = self.fresh.front() else {
+            // What it takes is told when it is there.
+            return self.store.is_writing().then_some(COLD);
+        };
         let age = now.saturating_duration_since(first.ended);
         if age < COLD {
             return Some(COLD - age);
@@ -151,7 +154,7 @@ impl ColdPrefixes {
                 self.store.remove(&old);
             }
         }
-        self.fresh.front().map(|_| COLD)
+        Some(COLD)
     }
 
     /// Bytes on disk.
