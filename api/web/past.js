@@ -16,15 +16,14 @@ const BOTTOM = 20;
 const TOP = 8;
 const RIGHT = 8;
 
-const optional = (value) => (typeof value === 'number' && Number.isFinite(value) ? value : null);
 const read = (value) => ({
   at: number(value?.at_s),
   seconds: number(value?.seconds),
   answers: number(value?.answers),
   tokens: number(value?.tokens),
-  rate: optional(value?.tok_s),
+  rate: number(value?.tok_s, null),
   faults: number(value?.faults),
-  rtt: optional(value?.rtt_ms),
+  rtt: number(value?.rtt_ms, null),
   given: number(value?.given),
   balance: number(value?.balance),
 });

@@ -31,7 +31,6 @@ const COLORS = ['red', 'orange', 'yellow', 'green', 'teal', 'blue', 'purple', 'b
 const MAX_NAME = 32;
 const STATES = ['up', 'suspect', 'paused', 'gone'];
 const id = (value) => String(value ?? '').slice(0, 128);
-const optional = (value) => (typeof value === 'number' && Number.isFinite(value) ? value : null);
 
 const range = (value) => {
   const start = Math.max(0, Math.floor(number(value?.start)));
@@ -55,12 +54,12 @@ function readNode(value, names) {
     exact: value.class === 'd1',
     device: clean(value.device, 80),
     path: PATHS.includes(value.path) ? value.path : 'unknown',
-    rttMs: optional(value.rtt_ms),
+    rttMs: number(value.rtt_ms, null),
     layers: list(value.holdings, 64).flatMap((holding) => {
       const held = range(holding);
       return held ? [{ model: id(holding.model), ...held }] : [];
     }),
-    layerMs: optional(value.layer_ms),
+    layerMs: number(value.layer_ms, null),
     bytesIn: number(value.bytes_in),
     bytesOut: number(value.bytes_out),
     passed: number(value.checks_passed),
@@ -71,7 +70,7 @@ function readNode(value, names) {
 const readStages = (value) =>
   list(value, 128).flatMap((stage) => {
     const layers = range(stage);
-    return layers ? [{ node: id(stage.node), ...layers, computeMs: optional(stage.compute_ms), hopMs: optional(stage.hop_ms) }] : [];
+    return layers ? [{ node: id(stage.node), ...layers, computeMs: number(stage.compute_ms, null), hopMs: number(stage.hop_ms, null) }] : [];
   });
 
 function readPipeline(value) {
@@ -100,7 +99,7 @@ export const readVerdict = (value) => ({
   checkedBy: names(value.checked_by),
   checkedTokens: Math.max(0, number(value.checked_tokens)),
   convicted: names(value.convicted),
-  wrongFrom: optional(value.wrong_from),
+  wrongFrom: number(value.wrong_from, null),
 });
 
 function readModel(value) {
@@ -119,9 +118,9 @@ function readModel(value) {
 const readContribution = (value) => ({
   paused: value?.paused === true,
   layers: list(value?.layers, 64).flatMap((held) => range(held) ?? []),
-  memoryBytes: optional(value?.memory_bytes),
-  threads: optional(value?.threads),
-  uploadBytesPerS: optional(value?.upload_bytes_per_s),
+  memoryBytes: number(value?.memory_bytes, null),
+  threads: number(value?.threads, null),
+  uploadBytesPerS: number(value?.upload_bytes_per_s, null),
   layerTokens: number(value?.served_layer_tokens),
   sessions: number(value?.served_sessions),
   bytesIn: number(value?.bytes_in),
@@ -271,8 +270,8 @@ export class Swarm extends EventTarget {
     pipeline.movedAt = performance.now();
     list(value.stages_ms, 128).forEach((pair, i) => {
       if (!pipeline.stages[i]) return;
-      pipeline.stages[i].hopMs = optional(pair?.[0]) ?? pipeline.stages[i].hopMs;
-      pipeline.stages[i].computeMs = optional(pair?.[1]) ?? pipeline.stages[i].computeMs;
+      pipeline.stages[i].hopMs = number(pair?.[0], null) ?? pipeline.stages[i].hopMs;
+      pipeline.stages[i].computeMs = number(pair?.[1], null) ?? pipeline.stages[i].computeMs;
     });
   }
 

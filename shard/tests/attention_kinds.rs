@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{bits, bytes, cpu, fast, open, tokens, whole};
+use common::{bits, bytes, cpu, empty, fast, feed, kind, open, tokens, whole};
 use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
 use shard::{
     executor::{
@@ -16,7 +16,6 @@ use shard::{
     gguf::Gguf,
     kernels::Isa,
     quant,
-    state::SessionState,
     synthetic::{self, Shape},
 };
 
@@ -27,10 +26,6 @@ const KINDS: [&str; 6] =
     ["sparse:window=32,sinks=2,block=16", "sparse", "window:40", "dense/q8", "dense/q4", "window:40/q8"];
 /// Positions go four times before 330; how such a session goes back is in `h2o.rs`.
 const FORGETS: &str = "h2o:budget=128,sinks=2,window=32";
-
-fn kind(text: &str) -> SessionKind {
-    text.parse().unwrap()
-}
 
 fn model() -> Arc<Gguf> {
     let shape = Shape {
@@ -45,18 +40,6 @@ fn model() -> Arc<Gguf> {
 
 fn workspace(shard: &Shard) -> Workspace {
     Workspace::new(shard, Capacity { rows: PROMPT, items: 3, logit_rows: PROMPT }).unwrap()
-}
-
-fn empty(shard: &Shard, attention: &str) -> SessionState {
-    shard.new_state_with(shard.range(), kind(attention)).unwrap()
-}
-
-/// The bits of all logits of `ids` in passes of `chunk` rows.
-fn feed(shard: &Shard, ws: &mut Workspace, state: &mut SessionState, ids: &[u32], chunk: usize) -> Vec<u32> {
-    let mut all = Vec::new();
-    let mut sink = |ws: &Workspace| all.extend(bits(ws.logits(0)));
-    shard.feed(ws, state, Input::Tokens(ids), chunk, Output::All, &mut sink).unwrap();
-    all
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{bits, bytes, fast, open, tokens, whole};
+use common::{bits, bytes, empty, fast, feed, kind, open, tokens, whole};
 use scheduler::{AttentionKind, LayerRange, SessionKind};
 use shard::{
     executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
@@ -20,10 +20,6 @@ const PROMPT: usize = 400;
 const BUDGET: usize = 128;
 /// Positions go before rows 128, 192, 256, 320 and 384.
 const KIND: &str = "h2o:budget=128,sinks=4,window=32";
-
-fn kind(text: &str) -> SessionKind {
-    text.parse().unwrap()
-}
 
 fn model_bytes() -> Vec<u8> {
     let shape = Shape {
@@ -42,18 +38,6 @@ fn model() -> Arc<Gguf> {
 
 fn workspace(shard: &Shard) -> Workspace {
     Workspace::new(shard, Capacity { rows: PROMPT, items: 3, logit_rows: PROMPT }).unwrap()
-}
-
-fn empty(shard: &Shard, attention: &str) -> SessionState {
-    shard.new_state_with(shard.range(), kind(attention)).unwrap()
-}
-
-/// The bits of all logits of `ids` in passes of `chunk` rows.
-fn feed(shard: &Shard, ws: &mut Workspace, state: &mut SessionState, ids: &[u32], chunk: usize) -> Vec<u32> {
-    let mut all = Vec::new();
-    let mut sink = |ws: &Workspace| all.extend(bits(ws.logits(0)));
-    shard.feed(ws, state, Input::Tokens(ids), chunk, Output::All, &mut sink).unwrap();
-    all
 }
 
 #[test]

@@ -82,6 +82,8 @@ struct Record {
 struct Index {
     records: HashMap<Name, Record>,
     free: Vec<u32>,
+    /// Blocks of the file.
+    count: usize,
     /// Of what is written or read next.
     next: u64,
 }
@@ -172,7 +174,7 @@ impl StateFile {
         // What was written last holds its blocks: what it overwrote is gone.
         heads.sort_by_key(|(_, _, head)| std::cmp::Reverse(head.number));
         let mut taken = vec![false; count as usize];
-        let mut index = Index { records: HashMap::new(), free: Vec::new(), next: 0 };
+        let mut index = Index { records: HashMap::new(), free: Vec::new(), count: count as usize, next: 0 };
         for (block, salt, head) in heads {
             let all = || head.blocks.iter().copied().chain([block]);
             let late = now_s.saturating_sub(head.written_s) > KEPT_FOR.as_secs();
@@ -207,7 +209,7 @@ impl StateFile {
     /// Bytes of the file in use.
     pub fn bytes(&self) -> u64 {
         let index = lock(&self.index);
-        index.records.values().map(|record| (record.blocks.len() as u64 + 1) * BLOCK as u64).sum()
+        ((index.count - index.free.len()) * BLOCK) as u64
     }
 
     /// The payload of a record; `None` when there is none, it is too old or it was overwritten.
@@ -281,8 +283,7 @@ impl StateFile {
         loop {
             let oldest = {
                 let mut index = lock(&self.index);
-                let used: usize = index.records.values().map(|record| record.blocks.len() + 1).sum();
-                if count > index.free.len() + used {
+                if count > index.count {
                     return Err(failed("the state is larger than its file"));
                 }
                 let left = index.free.len().checked_sub(count);

@@ -10,6 +10,7 @@
 pub mod file;
 
 use std::{
+    collections::VecDeque,
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
@@ -19,7 +20,7 @@ use std::{
         mpsc::{SyncSender, TrySendError, sync_channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use data_encoding::HEXLOWER;
@@ -33,6 +34,10 @@ const PURPOSE: &str = "shoal states 1";
 /// How often a lock is tried, and how long after each time.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
+/// A session that ended so long ago is written: the next turn of a conversation begins with it and holds it whole.
+pub const COLD: Duration = Duration::from_secs(1);
+/// States that wait to be written.
+const MOST_WAITING: usize = 8;
 /// The smallest file that is worth its name.
 pub const LEAST_BYTES: u64 = 16 << 20;
 
@@ -172,17 +177,12 @@ impl StateStore {
     ///
     /// # Errors
     /// The state, to be tried again.
-    pub fn save(
-        &self,
-        name: Name,
-        note: Vec<u8>,
-        state: SessionState,
-    ) -> Result<(), (Vec<u8>, SessionState)> {
+    fn save(&self, name: Name, note: Vec<u8>, state: SessionState) -> std::result::Result<(), SessionState> {
         self.writing.fetch_add(1, Ordering::AcqRel);
         self.saves.try_send(Save { name, note, state }).map_err(|refused| {
             self.writing.fetch_sub(1, Ordering::AcqRel);
             let (TrySendError::Full(save) | TrySendError::Disconnected(save)) = refused;
-            (save.note, save.state)
+            save.state
         })
     }
 
@@ -217,5 +217,69 @@ impl StateStore {
     /// Bytes of states on disk.
     pub fn bytes(&self) -> u64 {
         self.file.bytes()
+    }
+}
+
+/// States of sessions that ended a moment ago, each with what says of what it is, until they are written.
+///
+/// Bounds: [`MOST_WAITING`] of them, within a number of bytes where there are several; what waits longest goes first.
+pub struct Waiting<T> {
+    states: VecDeque<(T, SessionState, Instant)>,
+    limit_bytes: usize,
+}
+
+impl<T> Waiting<T> {
+    /// None yet.
+    pub fn new(limit_bytes: usize) -> Self {
+        Self { states: VecDeque::new(), limit_bytes }
+    }
+
+    /// A session ended.
+    pub fn push(&mut self, of: T, state: SessionState, now: Instant) {
+        self.states.push_back((of, state, now));
+        let bytes = |states: &VecDeque<(T, SessionState, Instant)>| {
+            states.iter().map(|(_, state, _)| state.bytes()).sum::<usize>()
+        };
+        while self.states.len() > MOST_WAITING
+            || self.states.len() > 1 && bytes(&self.states) > self.limit_bytes
+        {
+            self.states.pop_front();
+        }
+    }
+
+    /// Forgets those that are not to be kept.
+    pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        self.states.retain(|(of, ..)| keep(of));
+    }
+
+    /// How long until the first one is worth a look, if any waits.
+    pub fn due(&self, now: Instant) -> Option<Duration> {
+        let (.., ended) = self.states.front()?;
+        let left = COLD.saturating_sub(now.saturating_duration_since(*ended));
+        // One that is due waits for another that is being written.
+        Some(if left.is_zero() { COLD } else { left })
+    }
+
+    /// Hands the first one to `store` if it is due and none is being written, under the name and with the note that `named` gives;
+    /// what it was of.
+    pub fn write(
+        &mut self,
+        store: &StateStore,
+        now: Instant,
+        named: impl Fn(&T) -> Option<(Name, Vec<u8>)>,
+    ) -> Option<T> {
+        let (.., ended) = self.states.front()?;
+        if now.saturating_duration_since(*ended) < COLD {
+            return None;
+        }
+        let (of, state, ended) = self.states.pop_front()?;
+        let (name, note) = named(&of)?;
+        match store.save(name, note, state) {
+            Ok(()) => Some(of),
+            Err(state) => {
+                self.states.push_front((of, state, ended));
+                None
+            }
+        }
     }
 }

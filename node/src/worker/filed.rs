@@ -3,25 +3,18 @@
 //! The daemon's descriptor and key come with the first frame ([`crate::state_store`]). What lies there is called by session and
 //! first layer, as in memory; the note beside it says of what layers, rounding and kind it is.
 //!
-//! Bounds: [`MOST_FRESH`] states wait to be written, a second each and more; those that wait longest go first.
+//! Bounds: those of [`Waiting`].
 
-use std::{
-    collections::{HashMap, VecDeque},
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, time::Instant};
 
 use bincode::{Decode, Encode, config};
 use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::{round::Rounding, state::SessionState};
 
-use crate::state_store::{StateStore, file::Name};
+use crate::state_store::{StateStore, Waiting, file::Name};
 
 /// Positions that are worth reading: fewer are computed sooner.
 const WORTH: usize = 64;
-/// A session that ended so long ago is written: the next turn of a conversation replaces it.
-const COLD: Duration = Duration::from_secs(1);
-/// States that wait to be written: the ranges of a few sessions.
-const MOST_FRESH: usize = 8;
 
 /// Of what a state is.
 #[derive(Clone, Encode, Decode)]
@@ -58,17 +51,11 @@ fn words(rounding: &Rounding) -> String {
     format!("{:?} {:?}", rounding.rule, rounding.boundaries)
 }
 
-struct Fresh {
-    note: Note,
-    state: SessionState,
-    ended: Instant,
-}
-
 /// See the module's page.
 pub(super) struct Filed {
     store: StateStore,
     notes: HashMap<(SessionId, u32), Note>,
-    fresh: VecDeque<Fresh>,
+    waiting: Waiting<Note>,
 }
 
 impl Filed {
@@ -79,7 +66,7 @@ impl Filed {
             Some(((SessionId::new(note.session), note.layers.0), note))
         });
         let notes = notes.collect();
-        Self { store, notes, fresh: VecDeque::new() }
+        Self { store, notes, waiting: Waiting::new(usize::MAX) }
     }
 
     /// A range of a session of this node ended.
@@ -94,10 +81,7 @@ impl Filed {
             return;
         }
         let Some(state) = StateStore::part(state) else { return };
-        self.fresh.push_back(Fresh { note: Note::of(session, layers, rounding, &state), state, ended: now });
-        if self.fresh.len() > MOST_FRESH {
-            self.fresh.pop_front();
-        }
+        self.waiting.push(Note::of(session, layers, rounding, &state), state, now);
     }
 
     /// Fills `empty` with the longest state of those named that is longer than `have` by what is worth it, up to `at`; whether
@@ -134,23 +118,15 @@ impl Filed {
 
     /// Hands on one state that is due to be written.
     pub(super) fn write(&mut self, now: Instant) {
-        let due = |fresh: &Fresh| now.saturating_duration_since(fresh.ended) >= COLD;
-        if !self.fresh.front().is_some_and(due) {
-            return;
-        }
-        let Some(Fresh { note, state, ended }) = self.fresh.pop_front() else { return };
-        let Ok(bytes) = bincode::encode_to_vec(&note, config::standard()) else { return };
-        match self.store.save(note.name(), bytes, state) {
-            Ok(()) => {
-                self.notes.insert((SessionId::new(note.session), note.layers.0), note);
-            }
-            Err((_, state)) => self.fresh.push_front(Fresh { note, state, ended }),
+        let named = |note: &Note| Some((note.name(), bincode::encode_to_vec(note, config::standard()).ok()?));
+        if let Some(note) = self.waiting.write(&self.store, now, named) {
+            self.notes.insert((SessionId::new(note.session), note.layers.0), note);
         }
     }
 
     /// Forgets a session.
     pub(super) fn forget(&mut self, session: SessionId) {
-        self.fresh.retain(|fresh| fresh.note.session != *session.as_bytes());
+        self.waiting.retain(|note| note.session != *session.as_bytes());
         let gone: Vec<Note> =
             self.notes.extract_if(|key, _| key.0 == session).map(|(_, note)| note).collect();
         gone.iter().for_each(|note| self.store.remove(&note.name()));

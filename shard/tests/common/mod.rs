@@ -3,11 +3,13 @@
 
 use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
 
+use scheduler::SessionKind;
 use shard::{
-    executor::{Ends, Options, cpu::Shard, whole_range},
+    executor::{Ends, Executor, Input, Options, Output, Workspace, cpu::Shard, whole_range},
     gguf::{Gguf, Tensor, Value, Writer},
     kernels::{Cpu, Isa, threads::Pool},
     quant::Format,
+    state::SessionState,
 };
 
 /// Where the models and goldens of all families are.
@@ -159,4 +161,26 @@ pub fn copy<Tensors: IntoIterator<Item = Copied>>(
     let mut out = writer.start(Cursor::new(Vec::new())).unwrap();
     tensors.iter().for_each(|copied| out.tensor(&copied.bytes).unwrap());
     bytes(out.finish().unwrap().into_inner())
+}
+
+pub fn kind(text: &str) -> SessionKind {
+    text.parse().unwrap()
+}
+
+pub fn empty(shard: &Shard, attention: &str) -> SessionState {
+    shard.new_state_with(shard.range(), kind(attention)).unwrap()
+}
+
+/// The bits of all logits of `ids` in passes of `chunk` rows.
+pub fn feed(
+    shard: &Shard,
+    ws: &mut Workspace,
+    state: &mut SessionState,
+    ids: &[u32],
+    chunk: usize,
+) -> Vec<u32> {
+    let mut all = Vec::new();
+    let mut sink = |ws: &Workspace| all.extend(bits(ws.logits(0)));
+    shard.feed(ws, state, Input::Tokens(ids), chunk, Output::All, &mut sink).unwrap();
+    all
 }

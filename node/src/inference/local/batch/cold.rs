@@ -9,10 +9,10 @@
 //! alike is found without a token being on disk. What ended is written [`COLD`] later, since a conversation's next turn begins
 //! with it and holds it whole.
 //!
-//! Bounds: [`MOST_FRESH`] states wait to be written, within a quarter of the memory of kept ones; what waits longest goes first.
+//! Bounds: what waits to be written ([`Waiting`]) takes a quarter of the memory of kept ones at most.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     time::{Duration, Instant},
 };
 
@@ -21,35 +21,23 @@ use shard::state::SessionState;
 
 use crate::{
     model::Model,
-    state_store::{StateStore, file::MAX_NOTE, file::Name},
+    state_store::{COLD, StateStore, Waiting, file::MAX_NOTE, file::Name},
 };
 
 /// Positions between names: fewer are computed sooner than they are read.
 const EVERY: usize = 64;
-/// An answer that ended so long ago is written.
-const COLD: Duration = Duration::from_secs(1);
-/// States that wait to be written.
-const MOST_FRESH: usize = 8;
 /// Bytes of a name in a note.
 const SHORT: usize = 16;
 
 type Beginning = [u8; SHORT];
-
-/// An answer that ended and is not on disk.
-struct Fresh {
-    names: Vec<Name>,
-    state: SessionState,
-    ended: Instant,
-}
 
 /// See the module's page.
 pub(super) struct ColdPrefixes {
     store: StateStore,
     /// Which state has a beginning, and how many positions it is.
     beginnings: HashMap<Beginning, (Name, usize)>,
-    fresh: VecDeque<Fresh>,
-    /// What those may take of the memory, bytes.
-    limit_bytes: usize,
+    /// Answers that ended and are not on disk, by their names.
+    waiting: Waiting<Vec<Name>>,
 }
 
 fn short(name: &Name) -> Beginning {
@@ -78,9 +66,9 @@ impl ColdPrefixes {
     pub(super) fn new(store: StateStore, limit_bytes: usize) -> Self {
         let mut beginnings = HashMap::new();
         for (name, note) in store.notes() {
-            index(&mut beginnings, name, note.chunks_exact(SHORT));
+            index(&mut beginnings, name, note.as_chunks().0.iter().copied());
         }
-        Self { store, beginnings, fresh: VecDeque::new(), limit_bytes }
+        Self { store, beginnings, waiting: Waiting::new(limit_bytes) }
     }
 
     /// A state of a beginning of `tokens` that is on disk and holds at least [`EVERY`] positions more than `have`, but never all
@@ -117,44 +105,32 @@ impl ColdPrefixes {
             return;
         }
         // What began this one is held by it.
-        self.fresh.retain(|other| !other.names.last().is_some_and(|last| names.contains(last)));
-        self.fresh.push_back(Fresh { names, state, ended: now });
-        let bytes = |fresh: &VecDeque<Fresh>| fresh.iter().map(|it| it.state.bytes()).sum::<usize>();
-        while self.fresh.len() > MOST_FRESH || self.fresh.len() > 1 && bytes(&self.fresh) > self.limit_bytes {
-            self.fresh.pop_front();
-        }
+        self.waiting.retain(|other| !other.last().is_some_and(|last| names.contains(last)));
+        self.waiting.push(names, state, now);
     }
 
     /// Hands on what is due to be written, one state at a time; how long until it is worth a look again, if anything waits.
     pub(super) fn write(&mut self, now: Instant) -> Option<Duration> {
-        let Some(first) = self.fresh.front() else {
-            // What it takes is told when it is there.
-            return self.store.is_writing().then_some(COLD);
-        };
-        let age = now.saturating_duration_since(first.ended);
-        if age < COLD {
-            return Some(COLD - age);
+        let named = |names: &Vec<Name>| Some((*names.last()?, names.iter().flat_map(short).collect()));
+        if let Some(names) = self.waiting.write(&self.store, now, named) {
+            self.replace(&names);
         }
-        let Fresh { names, state, ended } = self.fresh.pop_front()?;
-        let name = *names.last()?;
-        let note = names.iter().flat_map(short).collect::<Vec<u8>>();
-        if let Err((_, state)) = self.store.save(name, note.clone(), state) {
-            self.fresh.push_front(Fresh { names, state, ended });
-            return Some(COLD);
-        }
-        let older: Vec<Name> = names
-            .iter()
-            .filter_map(|name| self.beginnings.get(&short(name)))
-            .map(|(name, _)| *name)
-            .collect();
-        index(&mut self.beginnings, name, note.chunks_exact(SHORT));
+        // What it takes is told when it is there.
+        self.waiting.due(now).or_else(|| self.store.is_writing().then_some(COLD))
+    }
+
+    /// A state with these names is written: those that it holds whole go.
+    fn replace(&mut self, names: &[Name]) {
+        let Some(name) = names.last().copied() else { return };
+        let known = names.iter().filter_map(|name| self.beginnings.get(&short(name)));
+        let older: Vec<Name> = known.map(|(name, _)| *name).collect();
+        index(&mut self.beginnings, name, names.iter().map(short));
         // One that began like this one and went on otherwise still has names of its own.
         for old in older {
             if old != name && self.beginnings.values().all(|(other, _)| *other != old) {
                 self.store.remove(&old);
             }
         }
-        Some(COLD)
     }
 
     /// Bytes on disk.
@@ -168,10 +144,12 @@ impl ColdPrefixes {
     }
 }
 
-fn index<'a>(to: &mut HashMap<Beginning, (Name, usize)>, name: Name, note: impl Iterator<Item = &'a [u8]>) {
-    for (number, beginning) in (1..).zip(note) {
-        if let Ok(beginning) = beginning.try_into() {
-            to.insert(beginning, (name, number * EVERY));
-        }
+fn index(
+    to: &mut HashMap<Beginning, (Name, usize)>,
+    name: Name,
+    beginnings: impl Iterator<Item = Beginning>,
+) {
+    for (number, beginning) in (1..).zip(beginnings) {
+        to.insert(beginning, (name, number * EVERY));
     }
 }
