@@ -3,6 +3,7 @@
 mod answer;
 pub mod api;
 mod choice;
+pub mod identity;
 mod keep;
 mod key;
 mod model;
@@ -184,6 +185,9 @@ Tools: ask, models, swarm.")]
     /// Keys for other people to this node's API: named, counted by the day, taken back
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Who this node is: show it, back it up, move it to another machine
+    #[command(subcommand)]
+    Identity(identity::IdentityCommand),
     /// Measure prefill and decode speed of a model, or of a shape before you download it
     #[command(after_help = "Examples:
   shoal bench

@@ -23,6 +23,7 @@ pub mod error;
 pub mod events;
 pub mod feedback;
 pub mod header;
+pub mod identity;
 pub mod inference;
 pub mod journal;
 pub mod keys;

@@ -13,7 +13,7 @@ use p2p::Identity;
 use crate::{Error, Result};
 
 /// The node's key, in its data folder.
-const IDENTITY: &str = "identity.key";
+pub(crate) const IDENTITY: &str = "identity.key";
 /// What a line that holds a salt begins with.
 pub(crate) const SALT: &str = "= ";
 /// Bytes of a salt: one is never drawn twice.

@@ -23,6 +23,7 @@ mod first_model;
 mod gpu;
 mod guides;
 mod hostile;
+mod identity;
 mod joining;
 mod keep;
 mod kmod;

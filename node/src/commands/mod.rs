@@ -8,12 +8,14 @@ mod config;
 mod consent;
 mod convert;
 mod eval;
+mod identity;
 mod inspect;
 mod key;
 mod man;
 mod mcp;
 mod model;
 mod obtain;
+mod passphrase;
 mod privacy;
 mod pull;
 mod register;
@@ -69,6 +71,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Serve(args) => serve::run(args),
         Command::Mcp(args) => mcp::run(args),
         Command::Key(command) => key::run(command),
+        Command::Identity(command) => identity::run(command),
         Command::Bench(args) => bench::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Model(command) => model::run(command),

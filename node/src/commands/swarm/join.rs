@@ -26,6 +26,7 @@ use crate::{
     daemon::{self, Caps, DraftWith, FirstModel, Notice, Serve, Setup},
     doors,
     header::Header,
+    identity,
     inference::local,
     inference::swarm::Door,
     library::{self, Entry, Library},
@@ -52,8 +53,11 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     if control::is_running(&home) {
         return Err(control::runs_already(&home));
     }
+    identity::refuse_retired(&home)?;
     let identity =
-        Identity::load_or_create(&home.join("identity.key")).map_err(|e| Error::Failed(e.to_string()))?;
+        Identity::load_or_create(&home.join(identity::KEY)).map_err(|e| Error::Failed(e.to_string()))?;
+    // Until the node has stopped.
+    let _held = identity::hold(&identity)?;
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
     let invite =
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
