@@ -5,6 +5,10 @@
 #
 # DIR gets shoal-VERSION-SYSTEM-MACHINE.tar.gz, SHA256SUMS and install.sh: put the three on a web server, or hand them
 # over as they are. BINARY is a built `shoal`; without one it is built here.
+#
+# SHOAL_SIGN_KEY=FILE signs the archive with that secret key of minisign (`minisign -G` makes one), which adds
+# shoal-VERSION-SYSTEM-MACHINE.tar.gz.minisig: `shoal upgrade` takes nothing without it. SHOAL_RELEASE_KEY=KEY gives the
+# program that is built here the public key, so that its users need not name it.
 set -eu
 
 fail() { printf 'release.sh: %s\n' "$1" >&2; exit 1; }
@@ -49,4 +53,8 @@ cp "$here/install.sh" "$out/install.sh"
     cd "$out"
     if command -v sha256sum >/dev/null 2>&1; then sha256sum -- *.tar.gz; else shasum -a 256 -- *.tar.gz; fi >SHA256SUMS
 )
+if [ -n "${SHOAL_SIGN_KEY:-}" ]; then
+    command -v minisign >/dev/null 2>&1 || fail "minisign is not here; install it, or unset SHOAL_SIGN_KEY"
+    minisign -S -s "$SHOAL_SIGN_KEY" -m "$out/$name.tar.gz" -t "$name"
+fi
 printf 'wrote %s\n' "$out/$name.tar.gz"

@@ -11,6 +11,7 @@ pub(crate) mod nearest;
 pub mod operate;
 pub mod swarm;
 mod tools;
+pub mod upgrade;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -235,6 +236,8 @@ Example:
     /// Show and explain the settings
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Put another release in the place of this program, once its signature is checked and the node has stopped
+    Upgrade(upgrade::UpgradeArgs),
     /// Print what makes a shell complete shoal's commands and flags
     #[command(after_help = "Examples:
   shoal completions bash > ~/.local/share/bash-completion/completions/shoal

@@ -49,6 +49,7 @@ pub mod state_store;
 pub mod swarm_history;
 pub mod telemetry;
 pub mod trust;
+pub mod upgrade;
 pub mod worker;
 
 pub use error::{Error, Result};

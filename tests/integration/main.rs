@@ -45,6 +45,7 @@ mod soak;
 mod structure;
 mod swarm;
 mod tolerance;
+mod upgrade;
 mod verify;
 mod whole;
 mod wire;

@@ -25,6 +25,7 @@ mod serve;
 pub(crate) mod swarm;
 mod template;
 mod tokenize;
+mod upgrade;
 mod worker;
 
 use std::{
@@ -81,6 +82,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Privacy(PrivacyCommand::Audit(args)) => privacy::audit(args),
         Command::Convert(args) => convert::run(args),
         Command::Config(command) => config::run(command, cli.global.config),
+        Command::Upgrade(args) => upgrade::run(args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Worker(args) => worker::run(&args),

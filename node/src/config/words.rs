@@ -44,4 +44,5 @@ pub(super) const TABLES: &[(&str, &[&str], &[&str])] = &[
     ),
     ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens"]),
     ("pull", &["model", "pull"], &["disk", "rate"]),
+    ("upgrade", &["upgrade"], &["key"]),
 ];

@@ -21,6 +21,8 @@ pub(super) const NEEDS: &[Need] = &[
     Need { word: "minutes", here: None },
     // A service that is installed, and systemd as the first process.
     Need { word: "systemd", here: None },
+    // The program that signs releases, which asks for a passphrase.
+    Need { word: "minisign", here: None },
     // Docker's daemon, and minutes to build the image.
     Need { word: "docker", here: None },
     // Root on a machine whose kernel may be changed.
@@ -106,6 +108,13 @@ pub(super) fn holds(command: &[String], place: &str) {
             assert!(
                 source("p2p/kmod/deb", place).contains(&format!("Package: {name}\n")),
                 "{place}: {package}"
+            );
+        }
+        "minisign" => {
+            let script = source("node/packaging/release.sh", place);
+            assert!(
+                script.contains("minisign -S") && script.contains(args[0]),
+                "{place}: the script signs otherwise"
             );
         }
         "echo" | "ls" => {}
