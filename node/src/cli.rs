@@ -120,7 +120,7 @@ pub enum Command {
         after_help = "Path: direct, or through a relay where no direct way was found. Layers are counted from 0; 2..6 \
                             is 2, 3, 4 and 5."
     )]
-    Peers(swarm::AskArgs),
+    Peers(swarm::PeersArgs),
     /// Predict the speed of a prompt: here, and through the swarm of the running node
     #[command(after_help = "Without a running node it measures this machine.
 

@@ -5,15 +5,16 @@
 //! ```
 //!
 //! They stay on this machine: no node hears what it is called here. The file is read whenever names are shown, so that those
-//! given on the page are those of `shoal peers`.
+//! given on the page or by `shoal peers name` are those of `shoal peers`.
 //!
 //! Limits: [`MAX_NAMES`] nodes, names of `api::swarm_records::MAX_NAME` letters, and [`MAX_BYTES`] of file; a file that is
 //! damaged is no name at all, and the next name that is given replaces it.
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{File, OpenOptions},
     io::Read,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -49,6 +50,12 @@ pub fn list(home: &Path) -> Vec<NodeName> {
 /// [`Error::Usage`] when there are too many, and those of writing.
 pub fn keep(home: &Path, name: NodeName) -> Result<()> {
     let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    // The page and the terminal are several processes.
+    let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600).custom_flags(no_link);
+    let lock = options.open(home.join("node-names.lock"))?;
+    lock.lock()?;
     let mut names = list(home);
     names.retain(|kept| kept.node != name.node);
     if !name.is_empty() {

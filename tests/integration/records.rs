@@ -54,6 +54,16 @@ fn a_node_remembers_names_days_and_the_steps_of_a_failover() {
     };
     assert_eq!((called(&first), called(&second)), (json!("attic"), json!(null)), "{peers}");
     assert!(text(&asks.home, &["peers"]).contains("\"attic\""));
+    // The terminal gives names, too: by the beginning of a node's digits, and by what it is called.
+    let given = asks.ask(&["peers", "name", &second.name[..8], "cellar", "--color", "blue"]);
+    assert_eq!(given, json!({"node": second.name, "name": "cellar", "color": "blue"}));
+    let named = json!({"node": first.name, "name": "loft", "color": "teal"});
+    assert_eq!(asks.ask(&["peers", "name", "attic", "loft"]), named);
+    let names = || http::ask(&asks, "GET", "/swarm", &json!(null)).body["names"].clone();
+    assert_eq!(names(), json!([given, named]));
+    asks.ask(&["peers", "name", "cellar", "--clear"]);
+    assert_eq!(names(), json!([named]));
+    asks.ask(&["peers", "name", "loft", "attic"]);
     assert!(!first.ask(&["status"]).to_string().contains("attic"), "no other node hears of it");
 
     // A stage dies in the middle: the answer tells its steps.

@@ -1,6 +1,9 @@
 //! The words of `--mode`, `--verify`, `--shadow` and `--wire`, with what `--help` says of each.
 
-use api::choice::{Mode, Shadow, Verify, Wire};
+use api::{
+    choice::{Mode, Shadow, Verify, Wire},
+    swarm_records::Color,
+};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 /// A value: its word, another word that is understood, and its line of help.
@@ -50,6 +53,12 @@ const WIRES: [Word<Wire>; 8] = [
     (Wire::Q8, "q8", None, "27 % of the bytes: on real models it costs twenty times what c8 does"),
     (Wire::C7, "c7", None, "24 % of the bytes: the smallest"),
 ];
+
+/// Reads `--color`.
+pub(super) fn color() -> impl TypedValueParser<Value = Color> {
+    let named = |word: String| Color::ALL.into_iter().find(|color| color.name() == word);
+    PossibleValuesParser::new(Color::ALL.map(Color::name)).map(move |word| named(word).unwrap_or_default())
+}
 
 /// Reads `--mode`.
 pub(super) fn mode() -> impl TypedValueParser<Value = Mode> {

@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use clap::{Args, ValueEnum};
+use api::swarm_records::Color;
+use clap::{Args, Subcommand, ValueEnum};
 use scheduler::LayerRange;
 
 use super::{EngineArgs, KeepArgs, SamplingArgs};
@@ -332,6 +333,53 @@ pub struct AskArgs {
     /// One JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `shoal peers`
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct PeersArgs {
+    /// What to do with one of them
+    #[command(subcommand)]
+    pub command: Option<PeersCommand>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ask: AskArgs,
+}
+
+/// `shoal peers ...`
+#[derive(Debug, Subcommand)]
+pub enum PeersCommand {
+    /// Call a node something, and give it a color, for this node's page and terminal
+    #[command(
+        after_help = "Names stay on this machine: no node hears what it is called here. The node need not run.
+
+Examples:
+  shoal peers name 1f2e3d4c attic --color teal
+  shoal peers name me workshop                 this node itself
+  shoal peers name attic --color none          the name stays
+  shoal peers name attic --clear"
+    )]
+    Name(NameArgs),
+}
+
+/// `shoal peers name`
+#[derive(Debug, Args)]
+pub struct NameArgs {
+    /// The beginning of its name of 64 hex digits, what it is called here, or "me"
+    pub peer: String,
+    /// What to call it, at most 32 letters [default: as now]
+    #[arg(required_unless_present_any = ["color", "clear"])]
+    pub name: Option<String>,
+    /// Its color [default: as now]
+    #[arg(long, value_parser = super::choice::color())]
+    pub color: Option<Color>,
+    /// Forget name and color
+    #[arg(long, conflicts_with_all = ["name", "color"])]
+    pub clear: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ask: AskArgs,
 }
 
 /// `shoal pause`

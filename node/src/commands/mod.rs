@@ -36,7 +36,10 @@ use std::{
 
 use crate::{
     Error, Result,
-    cli::{ChatArgs, Cli, Command, PrivacyCommand, SamplingArgs},
+    cli::{
+        ChatArgs, Cli, Command, PrivacyCommand, SamplingArgs,
+        swarm::{PeersArgs, PeersCommand},
+    },
     inference::local::prompt::Request,
 };
 use shard::sample::SamplingParams;
@@ -61,7 +64,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Consent(args) => consent::consent(args),
         Command::Invite(args) => swarm::invite(args),
         Command::Status(args) => swarm::status(args),
-        Command::Peers(args) => swarm::peers(args),
+        Command::Peers(PeersArgs { command: Some(PeersCommand::Name(args)), .. }) => swarm::name(&args),
+        Command::Peers(args) => swarm::peers(args.ask),
         Command::Plan(args) => swarm::plan(args),
         Command::Resume(args) => swarm::resume(args),
         Command::Why(args) => swarm::why(args),

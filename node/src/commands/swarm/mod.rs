@@ -7,6 +7,7 @@ mod history;
 mod join;
 pub mod local;
 mod look;
+mod name;
 mod plan_alone;
 pub mod remote;
 mod resume;
@@ -23,6 +24,7 @@ pub(super) use self::{
     demo::demo,
     doctor::doctor,
     join::join,
+    name::name,
     resume::resume,
     up::up,
     verify::verify,
