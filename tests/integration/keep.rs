@@ -123,6 +123,16 @@ fn a_node_goes_on_from_what_it_had_computed_before_it_was_killed() {
     assert!(first["ids"].as_array().is_some_and(|ids| !ids.is_empty()), "{first}");
     filed(&home, 2);
     is_sealed(&home);
+    // Both files together, as the disk has them.
+    let taken = || -> u64 {
+        let files = fs::read_dir(home.join("state")).unwrap().flatten();
+        files.map(|file| file.metadata().unwrap().blocks() * 512).sum()
+    };
+    let before = taken();
+    let kept = asks.ask(&["status"])["kept_state"].clone();
+    let bounds = before.min(taken())..=before.max(taken());
+    assert!(before > 64 << 10 && bounds.contains(&kept["bytes"].as_u64().unwrap()), "{kept}, {before}");
+    assert_eq!(kept["most_bytes"], json!(32 << 20));
     drop(asks);
     let asks = start();
     asks.meets(1);

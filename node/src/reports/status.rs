@@ -31,6 +31,8 @@ pub struct StatusReport {
     pub content: ContentStatus,
     /// What it may take.
     pub caps: CapsStatus,
+    /// What `--keep-state` takes of the disk; nothing without it.
+    pub kept_state: Option<KeptState>,
     /// What others may hold of it, and do.
     pub limits: Vec<LimitReport>,
     /// The node as a process.
@@ -207,6 +209,16 @@ pub struct CapsStatus {
     pub upload_bytes_per_s: Option<u64>,
     /// Models received, bytes per second.
     pub download_bytes_per_s: Option<u64>,
+}
+
+/// What is kept of ended prompts on the disk.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeptState {
+    /// What its files take, room for the next states included.
+    pub bytes: u64,
+    /// The most they may take.
+    pub most_bytes: u64,
 }
 
 /// A node as a process.

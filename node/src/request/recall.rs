@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     Result,
-    state_store::{Place, file::KEPT_FOR},
+    state_store::{DiskUse, Place, file::KEPT_FOR},
 };
 
 /// Rows remembered, bytes.
@@ -94,6 +94,11 @@ impl Recollections {
     /// Whether they outlast this process.
     pub(super) fn are_on_disk(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// What their file takes of the disk, if there is one.
+    pub fn disk_use(&self) -> Option<DiskUse> {
+        self.file.as_ref().map(RecallFile::disk_use)
     }
 
     fn ttl(&self) -> Duration {

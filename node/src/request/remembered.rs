@@ -13,7 +13,7 @@ use super::replay_log::{LoggedRows, Logs};
 use crate::{
     Result,
     clock::unix_s,
-    state_store::{Place, file::Name, file::StateFile},
+    state_store::{DiskUse, Place, file::Name, file::StateFile},
 };
 
 /// An ended prompt. Its tokens are a user's words: it has no `Debug`.
@@ -129,6 +129,11 @@ impl RecallFile {
         let names: Vec<Name> = file.notes().into_iter().map(|(name, _)| name).collect();
         let all = names.iter().filter_map(|name| read(&file.get(name, unix_s())?)).collect();
         Ok((Self(Arc::new(file)), all))
+    }
+
+    /// What it takes of the disk.
+    pub(super) fn disk_use(&self) -> DiskUse {
+        self.0.disk_use()
     }
 
     /// Writes a session behind the caller's back: an answer does not wait for a disk.

@@ -22,7 +22,7 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Seek, SeekFrom},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     sync::Mutex,
     time::Duration,
 };
@@ -106,6 +106,33 @@ pub struct StateFile {
     file: File,
     secret: [u8; 32],
     index: Mutex<Index>,
+}
+
+/// What a file takes of the disk, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUse {
+    /// Now: blocks that were written once, in use or free for the next state.
+    pub bytes: u64,
+    /// At most.
+    pub most_bytes: u64,
+}
+
+impl DiskUse {
+    /// Of two files together.
+    pub fn with(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes, most_bytes: self.most_bytes + other.most_bytes }
+    }
+}
+
+/// Bytes of a block of the file system, as systems count them.
+const DISK_BLOCK: u64 = 512;
+
+/// What `file` takes of the disk.
+pub(super) fn disk_use(file: &File) -> DiskUse {
+    file.metadata().map_or_else(
+        |_| DiskUse::default(),
+        |about| DiskUse { bytes: about.blocks() * DISK_BLOCK, most_bytes: about.len() },
+    )
 }
 
 fn nonce(piece: u64) -> Nonce {
@@ -204,6 +231,11 @@ impl StateFile {
     pub fn notes(&self) -> Vec<(Name, Vec<u8>)> {
         let index = lock(&self.index);
         index.records.iter().map(|(name, record)| (*name, record.note.clone())).collect()
+    }
+
+    /// What it takes of the disk.
+    pub fn disk_use(&self) -> DiskUse {
+        disk_use(&self.file)
     }
 
     /// Bytes of the file in use.

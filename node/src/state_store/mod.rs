@@ -26,7 +26,8 @@ use std::{
 use data_encoding::HEXLOWER;
 use shard::state::SessionState;
 
-use self::file::{BLOCK, KEPT_FOR, MAX_RECORD, Name, StateFile};
+pub use self::file::DiskUse;
+use self::file::{BLOCK, KEPT_FOR, MAX_RECORD, Name, StateFile, disk_use};
 use crate::{Error, Result, clock::unix_s, sealed};
 
 /// What the key of these files is for.
@@ -84,6 +85,11 @@ impl Place {
         file.set_len(bytes / BLOCK as u64 * BLOCK as u64)?;
         let secret = *blake3::keyed_hash(&secret, name.as_bytes()).as_bytes();
         Ok(Self { file, secret, loan: Arc::new(Loan) })
+    }
+
+    /// What the file takes of the disk.
+    pub fn disk_use(&self) -> DiskUse {
+        disk_use(&self.file)
     }
 
     /// As [`Place::ticket`], to one at a time: until the loan is dropped there is no other.

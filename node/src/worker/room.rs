@@ -21,7 +21,7 @@ use super::{
     Fault,
     ipc::{Ask, Frame},
 };
-use crate::state_store::{Loan, Place, Ticket};
+use crate::state_store::{DiskUse, Loan, Place, Ticket};
 
 /// See the module's page; clones share it.
 #[derive(Clone, Debug)]
@@ -92,6 +92,11 @@ impl Room {
     /// With a place on disk for states of `model`.
     pub fn with_states(self, model: ModelId, place: Place) -> Self {
         Self { states: Some((model, Arc::new(place))), ..self }
+    }
+
+    /// What the place on disk takes, if there is one.
+    pub fn disk_use(&self) -> Option<DiskUse> {
+        self.states.as_ref().map(|(_, place)| place.disk_use())
     }
 
     /// The place on disk, for a worker of `model`, if no other has it.

@@ -71,6 +71,10 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     );
     say!("traffic   {} in, {} out, for others", human_bytes(work.bytes_in), human_bytes(work.bytes_out));
     content(&status)?;
+    if let Some(kept) = &status.kept_state {
+        let [bytes, most] = [kept.bytes, kept.most_bytes].map(human_bytes);
+        say!("kept      {bytes} of {most} on disk of ended prompts (--keep-state)");
+    }
     held("others ", &status.limits, false)?;
     held("clients", &status.limits, true)?;
     say!("reached   {}: {}", network.reached.class, network.reached.why);

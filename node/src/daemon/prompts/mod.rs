@@ -38,6 +38,7 @@ use crate::{
     events::{PromptEvent, PromptReport, PromptRequest, Refusal},
     reports::AnswersReport,
     request::{Recollections, Reroute},
+    state_store::DiskUse,
 };
 
 /// Prompts of this node at once that still teach what steps cost: two stages busy in turn hide each other's work.
@@ -143,6 +144,11 @@ impl Prompts {
             Self { node, home, keeps, in_flight, memory, history, routes, conductors, reroutes, finished },
             inbox,
         )
+    }
+
+    /// What is remembered of ended prompts takes so much of the disk, where it is kept there.
+    pub(super) fn disk_use(&self) -> Option<DiskUse> {
+        self.memory.disk_use()
     }
 
     /// A task for one prompt. `shares` says what nodes contributed to a model.

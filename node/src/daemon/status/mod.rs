@@ -7,10 +7,12 @@ use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
 
 use super::{Daemon, serve::Held, view::Facts};
 use crate::reports::{
-    AnnouncementsStatus, CapsStatus, DeviceStatus, FetchReport, LayersStatus, LimitReport, LinkReport,
-    LoadStatus, MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport, PeersReport,
-    ProcessStatus, RefusedReport, SessionsStatus, SoleHolder, SpeedStatus, StatusReport, WorkStatus,
+    AnnouncementsStatus, CapsStatus, DeviceStatus, FetchReport, KeptState, LayersStatus, LimitReport,
+    LinkReport, LoadStatus, MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport,
+    PeersReport, ProcessStatus, RefusedReport, SessionsStatus, SoleHolder, SpeedStatus, StatusReport,
+    WorkStatus,
 };
+use crate::state_store::DiskUse;
 
 impl Daemon {
     /// The answer to `status`; what follows it is not said here.
@@ -67,6 +69,7 @@ impl Daemon {
             line: self.announcing.line_status(),
             content: self.announcing.content_status(&self.serving.pulls),
             caps: self.caps_status(),
+            kept_state: self.kept_state(),
             limits: LimitReport::all(self.node.network.governor()),
             process: ProcessStatus {
                 kv_bytes: self.serving.models.first.spec.kv_bytes,
@@ -78,6 +81,13 @@ impl Daemon {
             },
             end: false,
         }
+    }
+
+    /// What `--keep-state` takes of the disk: states of the worker, and what ended prompts left behind.
+    fn kept_state(&self) -> Option<KeptState> {
+        let states = self.serving.models.first.spec.room.disk_use();
+        let both = [states, self.prompts.disk_use()].into_iter().flatten().reduce(DiskUse::with)?;
+        Some(KeptState { bytes: both.bytes, most_bytes: both.most_bytes })
     }
 
     /// Nodes of this swarm that speak another version of the protocols, with a sentence for each.
