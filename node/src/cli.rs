@@ -116,10 +116,6 @@ pub enum Command {
   shoal status --history --days 30             tok/s, round trips, faults, work given and balance of each day")]
     Status(operate::StatusArgs),
     /// Who the running node knows, how far away they are and what they hold
-    #[command(
-        after_help = "Path: direct, or through a relay where no direct way was found. Layers are counted from 0; 2..6 \
-                            is 2, 3, 4 and 5."
-    )]
     Peers(swarm::PeersArgs),
     /// Predict the speed of a prompt: here, and through the swarm of the running node
     #[command(after_help = "Without a running node it measures this machine.
@@ -148,8 +144,6 @@ Examples:
     /// Work done for others and by others, as both sides signed, and the balance with everybody
     Receipts(swarm::AskArgs),
     /// Check a proof that a node lied: the signatures, and the computation once more
-    #[command(after_help = "Example:
-  shoal verify ~/.local/share/shoal/proofs/1f2e3d4c5b6a7988.proof")]
     Verify(swarm::VerifyArgs),
     /// Check clock, processor, memory, disk, key, ports and network, and say what to do about each
     #[command(after_help = "Examples:
@@ -300,6 +294,10 @@ pub struct EngineArgs {
     /// Most memory of the device gpu:N, e.g. 6GB [default: nine tenths of it, where the system says how much that is]
     #[arg(long, value_name = "SIZE", value_parser = model::size)]
     pub gpu_memory: Option<u64>,
+    /// Most disk for weights as the processor reads them, with which a model of 32 MiB or more starts at once the next time; off
+    /// for none. Those not used for longest go first
+    #[arg(long, value_name = "SIZE", value_parser = model::size_or_off, default_value = "8GiB", env = "SHOAL_PANEL_CACHE")]
+    pub panel_cache: u64,
 }
 
 impl EngineArgs {
@@ -307,7 +305,17 @@ impl EngineArgs {
     pub fn default_model() -> Self {
         let model = crate::library::DEFAULT_MODEL.to_owned();
         let device = DeviceName::Auto;
-        Self { model, threads: None, ctx: None, isa: None, no_pin: false, device, gpu_memory: None }
+        let panel_cache = crate::panel_cache::DEFAULT_BYTES;
+        Self {
+            model,
+            threads: None,
+            ctx: None,
+            isa: None,
+            no_pin: false,
+            device,
+            gpu_memory: None,
+            panel_cache,
+        }
     }
 
     /// What computes, with the memory of it that may be taken.

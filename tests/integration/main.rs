@@ -33,6 +33,7 @@ mod links;
 mod models;
 mod operate;
 mod packaging;
+mod panels;
 mod people;
 mod prefix;
 mod privacy;

@@ -337,7 +337,10 @@ pub struct AskArgs {
 
 /// `shoal peers`
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Path: direct, or through a relay where no direct way was found. Layers are counted from 0; 2..6 is 2, 3, 4 and 5."
+)]
 pub struct PeersArgs {
     /// What to do with one of them
     #[command(subcommand)]
@@ -476,6 +479,8 @@ pub struct WhyArgs {
 
 /// `shoal verify`
 #[derive(Debug, Args)]
+#[command(after_help = "Example:
+  shoal verify ~/.local/share/shoal/proofs/1f2e3d4c5b6a7988.proof")]
 pub struct VerifyArgs {
     /// A .proof file, as a node keeps them in the folder `proofs` of its data folder
     pub proof: PathBuf,
