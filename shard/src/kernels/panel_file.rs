@@ -11,7 +11,7 @@
 //! ```
 //!
 //! All threads hold every panel against its sum before the first is used ([`sum`]: one wrong word is always found, other damage but
-//! for one case in 2^64), at the speed of memory. A file that fails is marked and not used. The sums find damage, they keep nobody
+//! for one case in 2^64), at the speed of memory. A file that fails is marked and not used. The sums find damage, they keep no one
 //! out: the file is private to its user, as the model itself is.
 //!
 //! The first eight bytes are written last, so a file whose writer was stopped has none and is not used.
