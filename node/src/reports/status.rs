@@ -358,8 +358,8 @@ mod tests {
         assert_eq!(
             keys(&status).join(" "),
             "node reached addresses peers refused_versions known_nodes model models sessions load announcements prompts \
-             served_positions bytes_in bytes_out paused fetching fetches line content caps limits kv_bytes pid worker_pid \
-             draining reachability uptime_s end"
+             served_positions bytes_in bytes_out paused fetching fetches line content caps kept_state limits kv_bytes pid \
+             worker_pid draining reachability uptime_s end"
         );
         assert_eq!(
             keys(&status["models"][0]).join(" "),
