@@ -37,7 +37,7 @@ pub fn shipped() -> Option<&'static str> {
 /// The version of this program.
 ///
 /// # Errors
-/// None that a test has not seen.
+/// [`Error::Failed`] when the package is versioned by no semantic version.
 pub fn own_version() -> Result<Version> {
     Version::parse(env!("CARGO_PKG_VERSION")).map_err(|error| Error::Failed(error.to_string()))
 }
