@@ -32,6 +32,7 @@ mod links;
 mod models;
 mod operate;
 mod packaging;
+mod pages;
 mod people;
 mod prefix;
 mod privacy;

@@ -35,7 +35,7 @@ use p2p::{
         control::{Answer, Ask as ControlAsk},
     },
 };
-use scheduler::{Millis, NodeId, SessionId};
+use scheduler::{Millis, NodeId, SessionId, trust::Outcome};
 use tokio::{
     sync::{mpsc, watch},
     time::interval,
@@ -59,6 +59,7 @@ use crate::{
     control::{self, Call, Line, Question},
     reports::{StatusReport, Switched},
     sessions::reader,
+    stage::Served,
     swarm_history::{Gauges, Recorder},
 };
 
@@ -180,6 +181,11 @@ impl Daemon {
                         None => prompts::decline(stream).await,
                     }
                 });
+            }
+            // Closing the stream says enough: what was asked for is computed.
+            Event::Incoming { plane: Plane::Pages, .. } if self.serving.gate.paused => {}
+            Event::Incoming { from, plane: Plane::Pages, stream } => {
+                tokio::spawn(self.serving.lender().answer(from, stream));
             }
             // Closing the stream says enough: the puller asks another holder.
             Event::Incoming { plane: Plane::Blob | Plane::Packed, .. } if self.serving.gate.paused => {}
@@ -389,6 +395,12 @@ impl Daemon {
 
     async fn serving(&mut self, event: ServingEvent) {
         match event {
+            ServingEvent::Served(Served::Misled { by, model }) => {
+                let costs = self.serving.models.costs(model);
+                let wrong = vec![(by, Outcome::Mismatch)];
+                let scores = self.trusting.learn((model, costs.as_ref()), wrong, &[], &[]);
+                scores.into_iter().for_each(|(node, score)| self.view.swarm.set_trust(node, score));
+            }
             ServingEvent::Served(entry) => self.serving.book(entry),
             ServingEvent::Died(_) if self.serving.gate.is_draining() => {}
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
