@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::model::size;
-use crate::{Error, Result, request::Lenders, state_store::LEAST_BYTES};
+use crate::{Error, Result, control::Lenders, state_store::LEAST_BYTES};
 
 /// What stays on disk of what was computed.
 #[derive(Debug, Clone, Args)]
@@ -20,8 +20,9 @@ pub struct StateArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub keep: KeepArgs,
-    /// Of whom a stage may get what own prompts left behind, where that is quicker than computing it again
-    #[arg(long, value_enum, default_value = "known", value_name = "WHOM")]
+    /// Of whom a stage may get what own prompts left behind, where that is quicker than computing it again; other than off, this
+    /// node as a stage gets it too where requesters name a holder
+    #[arg(long, value_enum, default_value = "off", value_name = "WHOM")]
     pub fetch_state: FetchState,
 }
 

@@ -59,7 +59,7 @@ use crate::{
     control::{self, Call, Line, Question},
     reports::{StatusReport, Switched},
     sessions::reader,
-    stage::Served,
+    stage::{Prefixes, Served},
     swarm_history::{Gauges, Recorder},
 };
 
@@ -105,8 +105,10 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
+    let fetches = memory.lenders() != control::Lenders::Off;
     let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };
     let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
+    serving.prefixes = Prefixes::fetching(fetches);
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;
     }

@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use p2p::{
     HopError,
     wire::{
-        control::{Answer, Ask, Lease, Refusal, Role},
-        pages::Source,
+        control::{Answer, Ask, Lease, Refusal, Role, Source},
         prefix::Beginning,
     },
 };

@@ -62,7 +62,7 @@ use self::{
 pub use self::{
     draft::{DraftTerms, Tally},
     plan::{Checking, Findings, Means, Plan, PlannedRoute, Progress, Report, Reroute, RowForm, Times},
-    recall::{Lenders, Recalled, Recollections},
+    recall::{Recalled, Recollections},
     state::noticed,
     witness::{MAX_WITNESSES, Witness},
 };

@@ -30,7 +30,8 @@ use p2p::{
     Identity,
     codec::{Rounding, Wire},
     wire::{
-        pages::{MAX_RAW, MAX_WORTH_MS, Permit, Source},
+        control::Source,
+        pages::{MAX_RAW, MAX_WORTH_MS, Permit},
         prefix::{self, Beginning, MAX_BEGINNINGS},
         receipt::{Row, Terms},
     },
@@ -43,6 +44,7 @@ use super::{
 };
 use crate::{
     Result, clock,
+    control::Lenders,
     sessions::PlannedSource,
     state_store::{Place, file::KEPT_FOR},
 };
@@ -58,18 +60,6 @@ const PERMITTED_S: u32 = 300;
 const MOST: usize = 64;
 /// As long as workers and stages keep a state that is not used.
 const TTL: Duration = Duration::from_secs(600);
-
-/// Of whom stages may get a state that they lack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lenders {
-    /// Of no node.
-    Off,
-    /// Of nodes whose work for this one was checked often enough that it is not any more each time.
-    #[default]
-    Known,
-    /// Of any node that computed it.
-    Any,
-}
 
 /// The ended prompts of this node. Clones share them.
 #[derive(Clone, Default)]
@@ -116,6 +106,11 @@ impl Recollections {
     /// The same where stages may get states of these nodes.
     pub fn lent_by(self, lenders: Lenders) -> Self {
         Self { lenders, ..self }
+    }
+
+    /// Of whom stages may get states.
+    pub fn lenders(&self) -> Lenders {
+        self.lenders
     }
 
     /// Whether they outlast this process.
@@ -353,7 +348,7 @@ mod tests {
             let former = recalled(&memory, 0..100, Wire::Raw).former(&shares);
             former.lenders.len()
         };
-        let known = Lenders::default();
+        let known = Lenders::Known;
         assert_eq!([&[][..], &[(9, 1.0)], &[(9, 0.2)]].map(|shares| lenders(known, shares)), [0, 0, 1]);
         assert_eq!((lenders(Lenders::Off, &[(9, 0.2)]), lenders(Lenders::Any, &[])), (0, 1));
     }

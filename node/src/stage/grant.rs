@@ -42,7 +42,9 @@ impl Running {
         let fresh = !self.inputs.contains_key(&start);
         let find = || self.stage.prefixes.find(self.stage.requester, &lease.beginnings, Clock::now());
         let mut found = if fresh { find() } else { None };
-        if let Some(source) = lease.source.as_ref().filter(|_| fresh && found.is_none()) {
+        if let Some(source) =
+            lease.source.as_ref().filter(|_| fresh && found.is_none() && self.stage.prefixes.may_fetch())
+        {
             found = pages::fetch(&self.stage, &lease, source).await;
         }
         let named = found.iter().map(|found| (found.place, found.positions)).collect();

@@ -4,8 +4,8 @@
 //! outputs have its names, or nothing of it is taken. The state goes to the worker, which alone parses it, and becomes an ended session
 //! of this requester like any other ([`super::prefixes`]). The last [`EVERY`] positions are not taken over: their rows come as
 //! in every session and are computed on what was fetched, and unless they give the outputs that were signed for, all of it is
-//! thrown away before anything is signed or sent on (`CommitmentChain`). That looks at every position before them, since rows see
-//! them all.
+//! thrown away before anything is signed or sent on (`CommitmentChain`).
+//! What these rows do not see of the state is not looked at: a stage fetches only where its owner said so.
 //!
 //! Deadlines: [`ASK`] until the holder begins to answer, [`STALL`] between two pieces, and for all of it
 //! what the requester says that it is worth; then the rows are computed as if the holder did not exist.
@@ -18,10 +18,9 @@ use p2p::{
     Governor, Identity, Plane, Stream,
     wire::{
         announce::Class,
-        control::Lease,
+        control::{Lease, Source},
         pages::{
-            HEAD_LEN, Head, MAX_PACKED, MAX_WORTH_MS, Permit, REQUEST_LEN, STEP_LEN, Source, read_steps,
-            write_steps,
+            HEAD_LEN, Head, MAX_PACKED, MAX_WORTH_MS, Permit, REQUEST_LEN, STEP_LEN, read_steps, write_steps,
         },
         prefix::{EVERY, names},
         receipt::Row,

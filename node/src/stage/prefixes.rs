@@ -37,7 +37,10 @@ pub(super) struct Step {
 
 /// The sessions that may be gone on from, shared by all sessions of a node.
 #[derive(Clone, Debug, Default)]
-pub struct Prefixes(Arc<Mutex<Table>>);
+pub struct Prefixes {
+    table: Arc<Mutex<Table>>,
+    fetches: bool,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -101,9 +104,19 @@ impl Table {
 }
 
 impl Prefixes {
+    /// None yet; whether what is not here may be fetched from other nodes.
+    pub fn fetching(fetches: bool) -> Self {
+        Self { fetches, ..Self::default() }
+    }
+
+    /// Whether what is not here may be fetched from other nodes.
+    pub(super) fn may_fetch(&self) -> bool {
+        self.fetches
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         // A name that leads nowhere is found to.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The longest of these beginnings that `requester` had computed here.

@@ -16,8 +16,8 @@ use super::fields::{
     read_addresses, read_arithmetic, read_range, write_addresses, write_arithmetic, write_range,
 };
 use super::frame::COMMIT_LEN;
-use super::pages::Source;
-use super::prefix::{Beginning, MAX_BEGINNINGS};
+use super::pages::{MAX_WORTH_MS, Permit};
+use super::prefix::{Beginning, MAX_BEGINNINGS, Name};
 use super::receipt::{Receipt, Work};
 use crate::codec::Rounding;
 
@@ -43,6 +43,19 @@ pub struct Contact {
     pub node: NodeId,
     /// Multiaddresses, best first, at most [`MAX_ADDRESSES`] of [`MAX_ADDRESS`] bytes.
     pub addresses: Vec<String>,
+}
+
+/// Where a stage may get what it lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Where the holder is.
+    pub contact: Contact,
+    /// What it asks for.
+    pub permit: Permit,
+    /// What the outputs of these positions are called, as inputs are by [`Beginning::name`].
+    pub outputs: Name,
+    /// So long a transfer is worth to the requester, ms, at most [`MAX_WORTH_MS`]: one that takes longer is given up.
+    pub worth_ms: u32,
 }
 
 /// What a requester wants of a stage.
@@ -248,6 +261,25 @@ impl Contact {
 
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self { node: NodeId::new(from.array()?), addresses: read_addresses(from)? })
+    }
+}
+
+impl Source {
+    fn write(&self, to: &mut Writer) {
+        self.contact.write(to);
+        self.permit.write(to);
+        to.bytes(&self.outputs.0).u32(self.worth_ms);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let source = Self {
+            contact: Contact::read(from)?,
+            permit: Permit::read(from)?,
+            outputs: Name(from.array()?),
+            worth_ms: from.u32()?,
+        };
+        let sound = source.contact.node == source.permit.holder && source.worth_ms <= MAX_WORTH_MS;
+        if sound { Ok(source) } else { Err(Malformed("lease: source")) }
     }
 }
 

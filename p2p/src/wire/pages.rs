@@ -1,7 +1,7 @@
 //! Pages: the state of a beginning, from a node that computed it to one that lacks it.
 //!
 //! ```text
-//! requester ── lease with a [`Source`] ──▶ reader ── request ──▶ holder
+//! requester ── lease with a source ──▶ reader ── request ──▶ holder
 //!                                            ◀── head, steps, packed state ──
 //!
 //! request   "SHP1" | permit
@@ -15,16 +15,15 @@
 //! it allows: a holder gives a state to the node that the requester of that state has named, and to no other.
 //!
 //! Nothing here has to be believed. The inputs must have the name that the requester computed from its own log, the
-//! outputs the one of [`Source::outputs`], so a stage that goes on from them signs for nothing that the requester does not know. What the
+//! outputs the one of [`super::control::Source::outputs`], so a stage that goes on from them signs for nothing that the requester does not know. What the
 //! state itself is worth shows when rows are computed on it. The holder's signature over all of it stays as evidence.
 
 use scheduler::NodeId;
 
 use super::{
     Malformed,
-    control::Contact,
     cursor::{Reader, Writer},
-    prefix::{Beginning, Name},
+    prefix::Beginning,
     receipt::Row,
 };
 use crate::{Identity, codec::Wire, identity};
@@ -64,19 +63,6 @@ pub struct Permit {
     pub signature: [u8; 64],
 }
 
-/// Where a stage may get what it lacks.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Source {
-    /// Where the holder is.
-    pub contact: Contact,
-    /// What it asks for.
-    pub permit: Permit,
-    /// What the outputs of these positions are called, as inputs are by [`Beginning::name`].
-    pub outputs: Name,
-    /// So long a transfer is worth to the requester, ms, at most [`MAX_WORTH_MS`]: one that takes longer is given up.
-    pub worth_ms: u32,
-}
-
 impl Permit {
     const LEN: usize = 3 * 32 + 4 + 32 + 4 + 64;
 
@@ -106,11 +92,11 @@ impl Permit {
         to.finish()
     }
 
-    fn write(&self, to: &mut Writer) {
+    pub(super) fn write(&self, to: &mut Writer) {
         to.bytes(&self.said()).bytes(&self.signature);
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             requester: NodeId::new(from.array()?),
             holder: NodeId::new(from.array()?),
@@ -139,25 +125,6 @@ impl Permit {
         }
         let permit = Self::read(&mut from)?;
         from.finish().map(|()| permit)
-    }
-}
-
-impl Source {
-    pub(super) fn write(&self, to: &mut Writer) {
-        self.contact.write(to);
-        self.permit.write(to);
-        to.bytes(&self.outputs.0).u32(self.worth_ms);
-    }
-
-    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let source = Self {
-            contact: Contact::read(from)?,
-            permit: Permit::read(from)?,
-            outputs: Name(from.array()?),
-            worth_ms: from.u32()?,
-        };
-        let sound = source.contact.node == source.permit.holder && source.worth_ms <= MAX_WORTH_MS;
-        if sound { Ok(source) } else { Err(Malformed("lease: source")) }
     }
 }
 
@@ -246,6 +213,7 @@ pub fn read_steps(bytes: &[u8], positions: u32) -> Result<Vec<[Row; 2]>, Malform
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::prefix::Name;
 
     fn permit(requester: &Identity) -> Permit {
         let beginning = Beginning { positions: 48, name: Name([7; 32]) };

@@ -14,10 +14,10 @@ use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId, SessionKind};
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
-use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
+use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement, Source};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
-use super::pages::{Permit, Source};
+use super::pages::Permit;
 use super::prefix::{Beginning, Name};
 use super::receipt::{Receipt, Work};
 use super::{Malformed, announce, control, delegate, frame};
