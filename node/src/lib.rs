@@ -34,6 +34,7 @@ pub mod model_shelf;
 pub mod node_names;
 pub mod npy;
 pub mod output;
+pub mod panel_cache;
 pub mod privacy;
 mod private_folder;
 pub mod receipts;

@@ -7,7 +7,7 @@ use scheduler::AttentionKind;
 use shard::{
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
-    kernels::{Cores, Cpu, Isa, threads::Pool},
+    kernels::{Cores, Cpu, Isa, panel_file::PanelFile, threads::Pool},
     models::Blueprint,
     tokenizer::{Tokenizer, chat::Template},
 };
@@ -18,6 +18,7 @@ use crate::{
     confine,
     library::{self, Located},
     output::Waiting,
+    panel_cache,
 };
 
 /// Rows of one forward pass: enough to amortize unpacking a weight panel, few enough to keep activations in cache.
@@ -77,7 +78,7 @@ impl Prepared {
 
     /// As [`Self::confined`], with the model that drafts for it.
     fn drafted(args: &EngineArgs, drafter: Option<&str>) -> Result<Self> {
-        let located = library::locate(&args.model)?;
+        let located = with_panels(library::locate(&args.model)?, args)?;
         let drafter =
             drafter.map(|name| Ok::<_, Error>((name.to_owned(), library::locate(name)?))).transpose()?;
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
@@ -116,7 +117,7 @@ impl Model {
     /// Those of [`library::locate`], and of the engine for a file that is not sound.
     pub fn load(args: &EngineArgs) -> Result<Self> {
         let _waiting = Waiting::start("loading the model");
-        Self::of(library::locate(&args.model)?.as_ref(), args, device(args)?)
+        Self::of(with_panels(library::locate(&args.model)?, args)?.as_ref(), args, device(args)?)
     }
 
     /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file; for commands whose
@@ -275,7 +276,15 @@ pub fn writes(blueprint: &Blueprint, name: &str) -> Result<()> {
 
 /// All layers and both ends of `gguf`, for sessions of at most `ctx` positions.
 pub fn load_whole(gguf: &Arc<Gguf>, device: &Device, ctx: usize) -> Result<Box<dyn Executor>> {
-    Ok(load(device, gguf, whole_range(gguf)?, Ends::BOTH, Options { context: Some(ctx) })?)
+    let executor = load(device, gguf, whole_range(gguf)?, Ends::BOTH, Options { context: Some(ctx) })?;
+    gguf.panels().into_iter().for_each(PanelFile::save);
+    Ok(executor)
+}
+
+/// A model with its packed weights in the data folder.
+fn with_panels(located: Option<Located>, args: &EngineArgs) -> Result<Option<Located>> {
+    let attach = |located| Ok(panel_cache::attach(located, &library::home()?, &[], args.panel_cache));
+    located.map(attach).transpose()
 }
 
 /// Positions a session may hold: what was asked for, else what the model was made for, within reason. Never more than

@@ -1,14 +1,12 @@
 //! The protocols of a node, one doc line each.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use libp2p::connection_limits::ConnectionLimits;
-use libp2p::kad::store::{MemoryStore, MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{autonat, connection_limits, dcutr, identify, kad, mdns, ping, relay, upnp};
+use libp2p::{autonat, connection_limits, dcutr, identify, mdns, ping, relay, upnp};
 
 use crate::config::{Config, Names};
 use crate::doors::Doors;
@@ -16,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::gossip::{self, Gossipsub};
 use crate::governor::Governor;
 use crate::introduction::Introduction;
+use crate::kademlia::Kademlia;
 use crate::link::behaviour as link;
 use crate::relay::Relay;
 use crate::watch::Watch;
@@ -25,8 +24,6 @@ use crate::watch::Watch;
 pub(crate) const PING_EVERY: Duration = Duration::from_secs(5);
 /// Longer than any link in use; a slower one cannot carry a token anyway.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a model is found under a node that fell silent.
-const PROVIDER_TTL: Duration = Duration::from_secs(30 * 60);
 /// Bytes of a relayed circuit, each way: a long conversation at 5 KiB a token, not a model.
 const CIRCUIT_BYTES: u64 = 1 << 30;
 /// How long a relayed circuit lives; libp2p's own two minutes would end most conversations.
@@ -48,7 +45,7 @@ pub(crate) struct Behaviour {
     /// Round trips.
     pub ping: ping::Behaviour,
     /// Finds peers, and who holds a model.
-    pub kad: kad::Behaviour<MemoryStore>,
+    pub kad: Kademlia,
     /// Finds peers of the local network.
     pub mdns: Toggle<mdns::tokio::Behaviour>,
     /// Is reached through others.
@@ -102,7 +99,7 @@ impl Behaviour {
             ping: ping::Behaviour::new(
                 ping::Config::new().with_interval(PING_EVERY).with_timeout(PING_TIMEOUT),
             ),
-            kad: kademlia(me, names),
+            kad: Kademlia::new(me, names, config.loopback_only),
             mdns: mdns.into(),
             relay_client,
             relay: config.relay.then(|| Relay::new(me, relay_limits(), governor.clone())).into(),
@@ -124,31 +121,6 @@ pub(crate) fn split_life(agent: &str) -> (&str, Option<u64>) {
     let parts = agent.rsplit_once(' ').filter(|(_, life)| life.len() == 16);
     let parts = parts.and_then(|(agent, life)| Some((agent, u64::from_str_radix(life, 16).ok()?)));
     parts.map_or((agent, None), |(agent, life)| (agent, Some(life)))
-}
-
-/// Records of other nodes are not stored, only who provides what; look-ups take disjoint paths, so that one liar on the
-/// way does not decide them.
-fn kademlia(me: libp2p::PeerId, names: &Names) -> kad::Behaviour<MemoryStore> {
-    let mut settings = kad::Config::new(names.kad.clone());
-    settings
-        .disjoint_query_paths(true)
-        .set_query_timeout(Duration::from_secs(10))
-        .set_record_filtering(kad::StoreInserts::FilterBoth)
-        .set_provider_record_ttl(Some(PROVIDER_TTL))
-        .set_provider_publication_interval(Some(PROVIDER_TTL / 3))
-        .set_periodic_bootstrap_interval(Some(Duration::from_secs(300)))
-        .set_kbucket_size(NonZeroUsize::new(20).expect("twenty"))
-        // Who is met is added by the event loop, with addresses that are plausible.
-        .set_kbucket_inserts(kad::BucketInserts::Manual);
-    let store = MemoryStoreConfig {
-        max_records: 0,
-        max_provided_keys: 1_024,
-        max_providers_per_key: 20,
-        max_value_bytes: 1_024,
-    };
-    let mut kad = kad::Behaviour::with_config(me, MemoryStore::with_config(me, store), settings);
-    kad.set_mode(Some(kad::Mode::Server));
-    kad
 }
 
 /// Volunteer relays carry conversations, so the defaults (128 KiB, two minutes) are raised; the governor and

@@ -63,6 +63,8 @@ pub mod link;
 #[cfg(feature = "net")]
 mod behaviour;
 #[cfg(feature = "net")]
+mod disclosure;
+#[cfg(feature = "net")]
 mod doors;
 #[cfg(feature = "net")]
 mod event;
@@ -76,6 +78,8 @@ mod gossip;
 pub mod home;
 #[cfg(feature = "net")]
 mod introduction;
+#[cfg(feature = "net")]
+mod kademlia;
 #[cfg(feature = "net")]
 mod named;
 #[cfg(feature = "net")]

@@ -263,6 +263,11 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     (1.0..1e18).contains(&bytes).then_some(bytes as u64).ok_or_else(wrong)
 }
 
+/// As [`size`], and `off` for nothing.
+pub(super) fn size_or_off(text: &str) -> Result<u64, String> {
+    if text == "off" { Ok(0) } else { size(text).map_err(|why| format!("{why}, or off")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::size;

@@ -73,6 +73,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
         line["attention"] = json!(args.answer.attention.kind.to_string());
         line["kv_cache_type"] = json!(args.answer.attention.kv_cache_type.name());
         line["load_ms"] = json!(load_ms);
+        line["panels"] = json!(model.gguf.panels().map_or("packed", |panels| panels.source()));
         output::json_line(&line)?;
         return ended(summary.finish);
     }

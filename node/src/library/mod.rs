@@ -12,13 +12,16 @@ use std::{
     env, fs, io,
     io::Write,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::SystemTime,
 };
 
 use scheduler::ModelId;
 use serde::{Deserialize, Serialize, Serializer};
-use shard::gguf::{Gguf, split};
+use shard::{
+    gguf::{Gguf, split},
+    kernels::panel_file::PanelFile,
+};
 
 use crate::{Error, Result, confine};
 
@@ -117,6 +120,8 @@ pub struct Located {
     pub path: PathBuf,
     /// Of a model in several files the other parts, in order, with their lengths.
     pub rest: Vec<(fs::File, u64)>,
+    /// Where its packed weights lie or may be written ([`crate::panel_cache`]).
+    pub panels: Option<Arc<fs::File>>,
 }
 
 impl Located {
@@ -139,10 +144,10 @@ impl Located {
         }
         let path = path.to_owned();
         match split::open_parts(&path)? {
-            None => Ok(Self { file, bytes: about.len(), path, rest: Vec::new() }),
+            None => Ok(Self { file, bytes: about.len(), path, rest: Vec::new(), panels: None }),
             Some(mut parts) => {
                 let (file, bytes) = parts.remove(0);
-                Ok(Self { file, bytes, path, rest: parts })
+                Ok(Self { file, bytes, path, rest: parts, panels: None })
             }
         }
     }
@@ -174,7 +179,9 @@ impl Located {
 /// Those of the engine for a file that is not sound, which name it.
 pub fn parse(located: Option<&Located>) -> Result<Gguf> {
     let Some(located) = located else { return Ok(Gguf::from_bytes(EMBEDDED)?) };
-    Gguf::of_parts(located.files(), &located.path).map_err(|error| match error {
+    let panels = located.panels.clone().map(PanelFile::new);
+    let gguf = Gguf::of_parts(located.files(), &located.path).map(|gguf| gguf.with_panels(panels));
+    gguf.map_err(|error| match error {
         shard::Error::Malformed { field, why } => {
             shard::Error::malformed(format!("{}: {field}", located.path.display()), why).into()
         }

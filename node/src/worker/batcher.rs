@@ -381,7 +381,7 @@ mod tests {
 
     fn load(layers: (u32, u32)) -> Loaded {
         let asked = asked(layers);
-        Loaded::load(&asked, None, open_device(&asked).unwrap()).unwrap()
+        Loaded::load(&asked, (None, None), open_device(&asked).unwrap()).unwrap()
     }
 
     fn asked(layers: (u32, u32)) -> Load {
@@ -509,9 +509,9 @@ mod tests {
         let contents = shape.to_bytes(&quant::Q8_0, 9).unwrap();
         std::fs::write(file.path(), &contents).unwrap();
         let path = file.path().as_os_str().as_encoded_bytes().to_vec();
-        let asked = Load { file: Some((path, contents.len() as u64)), ..asked((1, 3)) };
+        let asked = Load { file: Some((path, contents.len() as u64, false)), ..asked((1, 3)) };
         let device = open_device(&asked).unwrap();
-        let model = Loaded::load(&asked, Some(file.reopen().unwrap()), device).unwrap();
+        let model = Loaded::load(&asked, (Some(file.reopen().unwrap()), None), device).unwrap();
         let mut engine = Batcher::new(&model, u64::MAX).unwrap();
         open(&mut engine, 1, (1, 3), &[]);
         let mut rows = |from: u32, rows: u32| {

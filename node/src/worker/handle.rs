@@ -80,7 +80,12 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         Source::File(path) => {
             let path = std::path::absolute(path).map_err(dead)?;
             let located = Located::open(&path).and_then(|located| located.whole().map(|()| located));
-            Some(located.map_err(|error| Fault::Refused(error.to_string()))?)
+            let located = located.map_err(|error| Fault::Refused(error.to_string()))?;
+            Some(if spec.measure == Measure::Trial {
+                located
+            } else {
+                spec.room.with_panels_of(located, &spec.layers)
+            })
         }
     };
     let verify = match (&file, spec.model) {
@@ -98,6 +103,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     frame.write(&mut &ours).map_err(dead)?;
     if let Some(file) = &file {
         descriptors::send(&ours, &[&file.file]).map_err(dead)?;
+        file.panels.iter().try_for_each(|panels| descriptors::send(&ours, &[&**panels])).map_err(dead)?;
     }
     if let Some((ticket, _)) = &lent {
         descriptors::send(&ours, &[&ticket.file]).map_err(dead)?;
@@ -181,7 +187,7 @@ fn load(
     let processors = cores.map_or(&[][..], Cores::processors);
     let model = spec.model.map(|model| *model.as_bytes());
     Ok(ipc::Load {
-        file: file.map(|file| (file.path.as_os_str().as_bytes().to_vec(), file.bytes)),
+        file: file.map(|file| (file.path.as_os_str().as_bytes().to_vec(), file.bytes, file.panels.is_some())),
         model,
         verify,
         exact: spec.class.map(|class| class == Class::D1),

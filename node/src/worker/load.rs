@@ -13,7 +13,7 @@ use shard::{
     executor::{self, Class, Device, DeviceName, Ends, Executor, Options},
     gguf::Gguf,
     golden,
-    kernels::threads::Pool,
+    kernels::{panel_file::PanelFile, threads::Pool},
     models::{Blueprint, layer_costs},
     tokenizer::{Encode, Tokenizer, chat::Template},
 };
@@ -32,6 +32,9 @@ use crate::{
 
 /// Positions among which what a session costs anyway is shared: a page of those that have pages.
 const SHARE: usize = 256;
+
+/// The model's file, and that of its panels.
+pub(super) type Files = (Option<File>, Option<Arc<File>>);
 
 /// One model's layers, and what turns text into ids and back.
 pub(super) struct Loaded {
@@ -58,9 +61,9 @@ pub(super) struct Loaded {
 
 impl Loaded {
     /// Maps the file, `None` for the embedded model, and packs the layers.
-    pub(super) fn load(load: &Load, file: Option<File>, device: Device) -> Result<Self> {
+    pub(super) fn load(load: &Load, files: Files, device: Device) -> Result<Self> {
         let started = Instant::now();
-        let (gguf, id) = open(load, file)?;
+        let (gguf, id) = open(load, files)?;
         let gguf = Arc::new(gguf);
         let blueprint = Blueprint::from_gguf(&gguf)?;
         model::writes(&blueprint, blueprint.architecture)?;
@@ -86,6 +89,7 @@ impl Loaded {
                 executor::load(&device, &gguf, range, ends, Options { context: Some(context) })
             })
             .collect::<Result<Vec<_>, _>>()?;
+        gguf.panels().into_iter().for_each(PanelFile::save);
         if stages.is_empty() {
             return Err(Error::usage("a worker without layers: name some, or none for all"));
         }
@@ -235,13 +239,13 @@ fn is_exact(device: &Device, known: Option<bool>) -> Result<bool> {
     }
 }
 
-fn open(load: &Load, file: Option<File>) -> Result<(Gguf, ModelId)> {
-    let Some((path, bytes)) = &load.file else {
+fn open(load: &Load, (file, panels): Files) -> Result<(Gguf, ModelId)> {
+    let Some((path, bytes, _)) = &load.file else {
         let id = load.model.unwrap_or_else(library::embedded_hash);
         return Ok((library::parse(None)?, ModelId::new(id)));
     };
     let file = file.ok_or_else(|| Error::usage("the daemon sent no file with its name"))?;
-    let located = Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new() };
+    let located = Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new(), panels };
     let id = match load.model {
         Some(id) if !load.verify => id,
         known => {
@@ -269,6 +273,6 @@ fn name(gguf: &Gguf, load: &Load) -> String {
     let stem = |bytes: &Vec<u8>| Some(ipc::path(bytes).file_stem()?.to_string_lossy().into_owned());
     let named = gguf.metadata().str("general.name").map(str::to_string);
     named
-        .or_else(|| load.file.as_ref().and_then(|(path, _)| stem(path)))
+        .or_else(|| load.file.as_ref().and_then(|(path, ..)| stem(path)))
         .unwrap_or_else(|| library::DEFAULT_MODEL.to_string())
 }

@@ -33,7 +33,7 @@ use super::{
     batcher::{Asked, Batcher},
     filed::Filed,
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
-    load::{self, Loaded},
+    load::{self, Files, Loaded},
     probe,
     ready::{Abilities, Memory, Times, Vocabulary},
 };
@@ -73,23 +73,21 @@ pub fn run() -> Result<()> {
     let Some((Ask::Load(load), _)) = ipc::read(&mut writer)? else {
         return Err(Error::usage("the daemon's first frame asks for no model"));
     };
-    let file = match load.file {
-        Some(_) => descriptors::receive(&writer)?.into_iter().next().map(File::from),
-        None => None,
+    let receive = || io::Result::Ok(descriptors::receive(&writer)?.into_iter().next().map(File::from));
+    let (file, panels) = match load.file {
+        Some((.., panels)) => (receive()?, if panels { receive()?.map(Arc::new) } else { None }),
+        None => (None, None),
     };
     let ticket = match load.state_secret {
         None => None,
-        Some(secret) => {
-            let sent = descriptors::receive(&writer)?.into_iter().next();
-            sent.map(|file| Ticket { file: File::from(file), secret })
-        }
+        Some(secret) => receive()?.map(|file| Ticket { file, secret }),
     };
     if load.nice {
         confine::give_way();
     }
     // The processors are told by files that cannot be opened from here on.
     Pool::physical_cores();
-    let memory = confine::for_model(load.file.as_ref().map_or(0, |(_, bytes)| *bytes), load.kv_bytes);
+    let memory = confine::for_model(load.file.as_ref().map_or(0, |(_, bytes, _)| *bytes), load.kv_bytes);
     let confinement = confine::enter_worker(Purpose::Compute, &load.device, memory);
     let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
     let (tells, written) = spawn_writer(writer)?;
@@ -100,7 +98,7 @@ pub fn run() -> Result<()> {
         }
     })?;
     let filed = ticket.map(StateStore::open).transpose()?.map(Filed::new);
-    let outcome = compute(&load, (file, filed), confinement, &asks, &tells);
+    let outcome = compute(&load, ((file, panels), filed), confinement, &asks, &tells);
     drop(tells);
     // What was said last is read before this process ends.
     let _ = written.join();
@@ -114,7 +112,7 @@ fn unfit(why: String) -> io::Result<Frame> {
 /// Loads the model and computes with it until the daemon goes.
 fn compute(
     load: &Load,
-    (file, filed): (Option<File>, Option<Filed>),
+    (files, filed): (Files, Option<Filed>),
     confinement: Confinement,
     asks: &Receiver<Asked>,
     tells: &SyncSender<Frame>,
@@ -133,7 +131,7 @@ fn compute(
     };
     #[cfg(debug_assertions)]
     super::fault::meet(&device, None);
-    let loaded = match Loaded::load(load, file, device.clone()) {
+    let loaded = match Loaded::load(load, files, device.clone()) {
         Ok(loaded) => loaded,
         Err(error) => {
             say(failed(&error, Some(&device))?);

@@ -9,19 +9,28 @@
 //!
 //! A place on disk for what workers keep comes along: one worker at a time has it, of the model that it is for.
 //!
+//! So does the folder of packed weights.
+//!
 //! Limits: a range counts as what it may grow to, as in the worker, and pages that it shares count for each. What was told to go counts
 //! as gone at once: for the moment until the worker reads it there may be as much more.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use scheduler::ModelId;
+use scheduler::{LayerRange, ModelId};
 use tokio::sync::mpsc::{Sender, WeakSender};
 
 use super::{
     Fault,
     ipc::{Ask, Frame},
 };
-use crate::state_store::{Loan, Place, Ticket};
+use crate::{
+    library::Located,
+    panel_cache,
+    state_store::{Loan, Place, Ticket},
+};
 
 /// See the module's page; clones share it.
 #[derive(Clone, Debug)]
@@ -29,6 +38,8 @@ pub struct Room {
     most_bytes: u64,
     inside: Arc<Mutex<Inside>>,
     states: Option<(ModelId, Arc<Place>)>,
+    /// The data folder and what packed weights may take there; see [`crate::panel_cache`].
+    panels: Option<(PathBuf, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -81,17 +92,30 @@ impl Default for Room {
 impl Room {
     /// So much for all.
     pub fn new(most_bytes: u64) -> Self {
-        Self { most_bytes, inside: Arc::default(), states: None }
+        Self { most_bytes, inside: Arc::default(), states: None, panels: None }
     }
 
     /// The same, empty, for `most_bytes`.
     pub fn bounded(&self, most_bytes: u64) -> Self {
-        Self { states: self.states.clone(), ..Self::new(most_bytes) }
+        Self { states: self.states.clone(), panels: self.panels.clone(), ..Self::new(most_bytes) }
     }
 
     /// With a place on disk for states of `model`.
     pub fn with_states(self, model: ModelId, place: Place) -> Self {
         Self { states: Some((model, Arc::new(place))), ..self }
+    }
+
+    /// With so much room in the data folder `home` for packed weights.
+    pub fn with_panels(self, home: PathBuf, most_bytes: u64) -> Self {
+        Self { panels: Some((home, most_bytes)), ..self }
+    }
+
+    /// `located` with its packed weights, for a worker of `layers`.
+    pub(super) fn with_panels_of(&self, located: Located, layers: &[LayerRange]) -> Located {
+        match &self.panels {
+            Some((home, most_bytes)) => panel_cache::attach(located, home, layers, *most_bytes),
+            None => located,
+        }
     }
 
     /// The place on disk, for a worker of `model`, if no other has it.

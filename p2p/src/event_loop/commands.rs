@@ -56,12 +56,14 @@ impl EventLoop {
                 None => drop(reply.send(Err(NotOpened::Failed(HopError::Closed)))),
             },
             Command::Provide { model, reply } => {
-                let provided = self.swarm.behaviour_mut().kad.start_providing(model_key(model));
+                let provided = self.swarm.behaviour_mut().kad.inner.start_providing(model_key(model));
                 drop(reply.send(provided.map(drop).map_err(|_| Error::Full("the table of provided models"))));
             }
-            Command::Withdraw { model } => self.swarm.behaviour_mut().kad.stop_providing(&model_key(model)),
+            Command::Withdraw { model } => {
+                self.swarm.behaviour_mut().kad.inner.stop_providing(&model_key(model))
+            }
             Command::Holders { model, reply } => {
-                let query = self.swarm.behaviour_mut().kad.get_providers(model_key(model));
+                let query = self.swarm.behaviour_mut().kad.inner.get_providers(model_key(model));
                 self.holders.insert(query, (reply, Default::default()));
             }
             Command::Peers(reply) => drop(reply.send(self.peers())),

@@ -431,7 +431,7 @@ impl EventLoop {
             }
             self.book.add(peer, address.clone(), Source::Found, now);
             if speaks_kad {
-                self.swarm.behaviour_mut().kad.add_address(&peer, address);
+                self.swarm.behaviour_mut().kad.inner.add_address(&peer, address);
             }
         }
         // Who came by itself is known by these addresses only.
@@ -537,7 +537,7 @@ impl EventLoop {
     }
 
     fn answer_holders(&mut self, id: kad::QueryId) {
-        if let Some(mut query) = self.swarm.behaviour_mut().kad.query_mut(&id) {
+        if let Some(mut query) = self.swarm.behaviour_mut().kad.inner.query_mut(&id) {
             query.finish();
         }
         if let Some((reply, found)) = self.holders.remove(&id) {

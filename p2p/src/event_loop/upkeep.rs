@@ -518,7 +518,7 @@ impl EventLoop {
                 Reachability::Private => libp2p::kad::Mode::Client,
                 _ => libp2p::kad::Mode::Server,
             };
-            self.swarm.behaviour_mut().kad.set_mode(Some(mode));
+            self.swarm.behaviour_mut().kad.inner.set_mode(Some(mode));
             self.outbox.must(Event::Reachability { reachability });
         }
     }

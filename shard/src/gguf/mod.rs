@@ -37,6 +37,7 @@ use std::{
 
 use crate::{
     Error, Result,
+    kernels::panel_file::PanelFile,
     quant::{self, Format},
 };
 pub use metadata::{Array, Kind, Metadata, Strings, Value};
@@ -73,6 +74,8 @@ pub struct Gguf {
     by_name: Box<[u32]>,
     header_len: u64,
     data_start: u64,
+    /// What is packed of the tensors for the processor, where that is kept.
+    panels: Option<PanelFile>,
 }
 
 /// Where one tensor is and what it looks like.
@@ -267,7 +270,18 @@ impl Gguf {
             by_name: header.by_name,
             header_len: header.len,
             data_start: header.data_start,
+            panels: None,
         })
+    }
+
+    /// With a file for what is packed of the tensors.
+    pub fn with_panels(self, panels: Option<PanelFile>) -> Self {
+        Self { panels, ..self }
+    }
+
+    /// The file for what is packed of the tensors.
+    pub fn panels(&self) -> Option<&PanelFile> {
+        self.panels.as_ref()
     }
 
     /// The metadata, in file order.

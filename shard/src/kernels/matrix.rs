@@ -13,12 +13,52 @@ use crate::{Error, Result};
 
 /// Memory of one matrix: a piece of a slab, aligned to cache lines. Small matrices that are packed one after the other lie side
 /// by side, so that all of a model is in huge pages and not only what fills some by itself: reading 4 KiB pages, a core waits
-/// for translations, and what the hardware fetches ahead ends with each page.
+/// for translations, and what the hardware fetches ahead ends with each page. Or a piece of a file of panels.
+#[derive(Clone)]
 pub(super) struct Arena {
     start: NonNull<u8>,
     bytes: usize,
     /// Held, not read: the memory goes with the last matrix in it.
-    _slab: Arc<Slab>,
+    _owner: Owner,
+}
+
+/// What the memory of matrices belongs to.
+#[derive(Clone)]
+#[allow(dead_code, reason = "held for its drop")]
+enum Owner {
+    Slab(Arc<Slab>),
+    File(Arc<memmap2::Mmap>),
+}
+
+/// The panels of a matrix, shared with it.
+#[derive(Clone)]
+pub struct Packed {
+    arena: Arena,
+    /// Bytes of all panels.
+    len: usize,
+}
+
+impl Packed {
+    /// `len` bytes of a file from `start`, a multiple of 64; panics where the mapping ends before them.
+    pub(super) fn mapped(map: Arc<memmap2::Mmap>, start: usize, len: usize) -> Self {
+        let bytes = &map[start..start + len];
+        assert_eq!(bytes.as_ptr().align_offset(64), 0);
+        let start = NonNull::from(bytes).cast();
+        Self { arena: Arena { start, bytes: len, _owner: Owner::File(map) }, len }
+    }
+
+    /// The panels as they lie in memory.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: a matrix is shared once all its panels are packed, which writes every byte of them, and nothing writes them
+        // afterwards; mapped panels were a slice of this length.
+        unsafe { std::slice::from_raw_parts(self.arena.start.as_ptr(), self.len) }
+    }
+}
+
+impl std::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes of panels", self.len)
+    }
 }
 
 /// Memory that several matrices share, aligned to huge pages. What no matrix was packed into is never touched.
@@ -31,7 +71,7 @@ struct Slab {
 unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
-// SAFETY: as above, each piece belongs to one arena.
+// SAFETY: as above, each piece belongs to one matrix; a mapped one is only read.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -78,7 +118,7 @@ impl Arena {
             .ok_or_else(|| Error::invalid("a matrix does not fit the address space"))?;
         if bytes >= LARGE {
             let slab = Slab::new(bytes)?;
-            return Ok(Self { start: slab.start, bytes, _slab: slab });
+            return Ok(Self { start: slab.start, bytes, _owner: Owner::Slab(slab) });
         }
         let mut filling = FILLING.lock().unwrap_or_else(PoisonError::into_inner);
         let slab = match filling.0.upgrade().filter(|_| filling.1 + bytes <= SLAB) {
@@ -92,7 +132,7 @@ impl Arena {
         // SAFETY: the piece ends inside the slab.
         let start = unsafe { slab.start.add(filling.1) };
         filling.1 += bytes;
-        Ok(Self { start, bytes, _slab: slab })
+        Ok(Self { start, bytes, _owner: Owner::Slab(slab) })
     }
 
     pub(super) fn start(&self) -> *mut u8 {
@@ -119,13 +159,20 @@ pub struct Matrix {
     arena: Arena,
 }
 
-impl Matrix {
-    /// Packs `bytes`, which are `rows` rows of `cols` weights in `format`, on all threads of `cpu`.
-    ///
-    /// # Errors
-    /// Invalid when `cols` is no whole number of blocks, when `bytes` has another length, or without memory;
-    /// unsupported when the format has no panels.
-    pub fn pack(cpu: &Cpu, format: &'static Format, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self> {
+/// What format and shape of a matrix make of its memory.
+#[derive(Clone, Copy)]
+struct Shape {
+    kind: Kind,
+    code_bytes: usize,
+    panel_bytes: usize,
+    /// Bytes of a row as it comes.
+    row_bytes: usize,
+    /// Bytes of all panels.
+    total: usize,
+}
+
+impl Shape {
+    fn new(format: &'static Format, rows: usize, cols: usize) -> Result<Self> {
         let kind = layouts::by_format(format).map(Kind::Integer);
         let kind = kind
             .or_else(|| layouts::float_by_format(format).map(Kind::Float))
@@ -133,6 +180,31 @@ impl Matrix {
         let row_bytes = format
             .row_bytes(cols)
             .ok_or_else(|| Error::invalid(format!("{cols} columns are no whole {} blocks", format.name)))?;
+        let (code_bytes, scale_bytes) = match kind {
+            Kind::Integer(panels) => (panels.bytes)(cols),
+            Kind::Float(float) => ((cols * ROWS * float.bytes).next_multiple_of(64), 0),
+        };
+        let panel_bytes = code_bytes + scale_bytes;
+        let total = rows.div_ceil(ROWS).checked_mul(panel_bytes);
+        let total = total.ok_or_else(|| Error::invalid("the matrix is too large"))?;
+        Ok(Self { kind, code_bytes, panel_bytes, row_bytes, total })
+    }
+
+    fn of(self, format: &'static Format, rows: usize, cols: usize, arena: Arena) -> Matrix {
+        let Self { kind, code_bytes, panel_bytes, .. } = self;
+        Matrix { format, rows, cols, kind, code_bytes, panel_bytes, arena }
+    }
+}
+
+impl Matrix {
+    /// Packs `bytes`, which are `rows` rows of `cols` weights in `format`, on all threads of `cpu`.
+    ///
+    /// # Errors
+    /// Invalid when `cols` is no whole number of blocks, when `bytes` has another length, or without memory;
+    /// unsupported when the format has no panels.
+    pub fn pack(cpu: &Cpu, format: &'static Format, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self> {
+        let shape = Shape::new(format, rows, cols)?;
+        let Shape { kind, panel_bytes, row_bytes, .. } = shape;
         if row_bytes.checked_mul(rows) != Some(bytes.len()) {
             return Err(Error::invalid(format!(
                 "{rows} x {cols} in {} is not {} bytes",
@@ -140,15 +212,8 @@ impl Matrix {
                 bytes.len()
             )));
         }
-        let (code_bytes, scale_bytes) = match kind {
-            Kind::Integer(panels) => (panels.bytes)(cols),
-            Kind::Float(float) => ((cols * ROWS * float.bytes).next_multiple_of(64), 0),
-        };
-        let panel_bytes = code_bytes + scale_bytes;
         let panels = rows.div_ceil(ROWS);
-        let total =
-            panels.checked_mul(panel_bytes).ok_or_else(|| Error::invalid("the matrix is too large"))?;
-        let matrix = Self { format, rows, cols, kind, code_bytes, panel_bytes, arena: Arena::new(total)? };
+        let matrix = shape.of(format, rows, cols, Arena::new(shape.total)?);
         let next = AtomicUsize::new(0);
         cpu.pool().run(&|_, _| {
             loop {
@@ -175,6 +240,17 @@ impl Matrix {
             }
         });
         Ok(matrix)
+    }
+
+    /// The same matrix of panels that were packed before; `None` where they are not as long as such a matrix.
+    pub fn of_packed(format: &'static Format, rows: usize, cols: usize, packed: Packed) -> Option<Self> {
+        let shape = Shape::new(format, rows, cols).ok()?;
+        (shape.total == packed.len).then(|| shape.of(format, rows, cols, packed.arena))
+    }
+
+    /// Its panels.
+    pub fn packed(&self) -> Packed {
+        Packed { arena: self.arena.clone(), len: self.panels() * self.panel_bytes }
     }
 
     /// Outputs.

@@ -14,6 +14,7 @@ pub mod math;
 pub mod matmul;
 pub mod matrix;
 pub mod panel;
+pub mod panel_file;
 mod processors;
 mod read;
 pub mod simd;

@@ -20,15 +20,15 @@ use p2p::{
 use scheduler::{LayerRange, ModelId, NodeId, SessionId, SessionKind};
 use tempfile::TempDir;
 
-use super::{ANSWER, BACK, MAX_GROWTH_KIB, MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
+use super::{
+    ANSWER, MAX_GROWTH_KIB, MAX_RESIDENT_KIB, PROMPT, back, full, limit, resident_kib, slack, worst,
+};
 
 /// Values of a row of minnow.
 const HIDDEN: usize = 256;
 /// Values of a row of a model whose longest frame has 8 MiB.
 const WIDE: usize = 8_192;
 const SESSION: SessionId = SessionId::new([77; 16]);
-/// What a prompt may need beyond its share: a debug build on a busy machine.
-const SLACK: Duration = Duration::from_secs(15);
 
 /// Opens a stream of the session and sends all of a frame but its last byte, as far as the node reads.
 async fn begin(network: &Network, victim: NodeId, width: usize) -> Option<Stream> {
@@ -103,7 +103,7 @@ fn frames_that_are_never_finished_hold_little() {
     assert!(bytes.peer_used <= 4 * MAX_FRAME as u64, "{bytes:?}");
     let meanwhile = worst(3, ask);
     println!("the slowest prompt took {meanwhile:?}, before {undisturbed:?}");
-    assert!(meanwhile < undisturbed.mul_f64(1.3) + SLACK, "{meanwhile:?} instead of {undisturbed:?}");
+    assert!(meanwhile < undisturbed.mul_f64(1.3) + slack(), "{meanwhile:?} instead of {undisturbed:?}");
 
     let released =
         runtime.block_on(network.ask(victim, &Ask::Release { session: SESSION, epoch: 1 }, ANSWER * 10));
@@ -114,7 +114,7 @@ fn frames_that_are_never_finished_hold_little() {
         || limit(&serves, "leases").used > 0
         || limit(&serves, "streams").used > 0
     {
-        assert!(started.elapsed() < BACK, "not everything is back: {}", serves.ask(&["status"])["limits"]);
+        assert!(started.elapsed() < back(), "not everything is back: {}", serves.ask(&["status"])["limits"]);
         thread::sleep(Duration::from_millis(100));
     }
     println!("everything was back after {:?}", started.elapsed());

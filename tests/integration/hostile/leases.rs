@@ -24,7 +24,7 @@ use tempfile::TempDir;
 #[allow(dead_code)]
 mod model;
 
-use super::BACK;
+use super::back;
 use model::{Action, Seen, World};
 
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
@@ -194,7 +194,7 @@ fn places_that_are_not_used_keep_no_requester_out() {
     });
     let began = Instant::now();
     while serves.ask(&["status"])["sessions"].as_u64().is_some_and(|sessions| sessions > 0) {
-        assert!(began.elapsed() < BACK, "{}", serves.ask(&["status"]));
+        assert!(began.elapsed() < back(), "{}", serves.ask(&["status"]));
         thread::sleep(Duration::from_millis(100));
     }
     println!("all places back after {:?}", began.elapsed());

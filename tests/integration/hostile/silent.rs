@@ -10,11 +10,7 @@ use harness::{Shoal, node::Node};
 use tempfile::TempDir;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::{BACK, MAX_RESIDENT_KIB, PROMPT, full, limit, resident_kib, worst};
-
-/// What a newcomer may need beyond what it needs without the crowd; 3 s are promised, and this is a debug build on a busy
-/// machine.
-const SLACK: Duration = Duration::from_secs(15);
+use super::{MAX_RESIDENT_KIB, PROMPT, back, full, limit, resident_kib, slack, worst};
 
 /// Opens sockets from these addresses and says nothing.
 async fn crowd(port: u16, from: Vec<Ipv4Addr>) -> Vec<TcpStream> {
@@ -68,10 +64,10 @@ fn newcomers_join_while_silent_sockets_crowd_the_port() {
          silent sockets",
         held.len()
     );
-    assert!(disturbed.max(disturbed_quic) < undisturbed + SLACK, "{disturbed:?}, {disturbed_quic:?}");
+    assert!(disturbed.max(disturbed_quic) < undisturbed + slack(), "{disturbed:?}, {disturbed_quic:?}");
     let meanwhile = worst(3, || ask(&asks)).max(worst(1, || ask(&newcomer))).max(worst(1, || ask(&by_quic)));
     println!("the slowest prompt took {meanwhile:?}, before {before:?}");
-    assert!(meanwhile < before.mul_f64(1.3) + SLACK, "{meanwhile:?} instead of {before:?}");
+    assert!(meanwhile < before.mul_f64(1.3) + slack(), "{meanwhile:?} instead of {before:?}");
     let resident = resident_kib(u64::from(serves.child.id()));
     println!("the daemon holds {resident} KiB");
     assert!(resident < MAX_RESIDENT_KIB, "the daemon holds {resident} KiB");
@@ -79,7 +75,7 @@ fn newcomers_join_while_silent_sockets_crowd_the_port() {
     // The sockets are still open here, and given up there.
     let started = Instant::now();
     while limit(&serves, "handshakes").used > 0 {
-        assert!(started.elapsed() < BACK, "silent handshakes are not given up");
+        assert!(started.elapsed() < back(), "silent handshakes are not given up");
         thread::sleep(Duration::from_millis(100));
     }
     drop(held);

@@ -27,10 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 16;
 /// The median with the crowd may be this many times the one without, or this much later on a loaded machine: a crowd that is
 /// believed makes it wait for one silent node after the other.
-const SLOWER: (f64, Duration) = (1.3, Duration::from_secs(5));
+fn slower() -> (f64, Duration) {
+    (1.3, Duration::from_secs(if super::full() { 1 } else { 5 }))
+}
 
 fn identities() -> u16 {
-    if std::env::var_os("SHOAL_HOSTILE").is_some_and(|value| value == "full") { 400 } else { 64 }
+    if super::full() { 400 } else { 64 }
 }
 
 async fn network(identity: Identity) -> (Network, p2p::Events) {
@@ -163,7 +165,7 @@ fn made_up_identities_take_no_prompt_and_keep_no_newcomer_out() {
     assert!(known(&asks) >= usize::from(identities()) / 3, "it heard of no crowd");
     let crowded = timed(10);
     println!("median without {quiet:?} and with {crowded:?}");
-    assert!(crowded <= quiet.mul_f64(SLOWER.0).max(quiet + SLOWER.1), "{crowded:?} after {quiet:?}");
+    assert!(crowded <= quiet.mul_f64(slower().0).max(quiet + slower().1), "{crowded:?} after {quiet:?}");
     // An honest newcomer gets in and is all there is a moment later.
     let newcomer = Node::start(&folder.path().join("c"), &["--layers", "1..7", "--peer", asks.tcp()]);
     asks.meets(2);

@@ -112,6 +112,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         Some(((states, _), model)) => Room::default().with_states(model, states),
         None => Room::default(),
     };
+    let room = room.with_panels(home.clone(), args.engine.panel_cache);
     let setup = Setup {
         worker: Spec {
             context,

@@ -63,7 +63,7 @@ use crate::{
         descriptors,
     },
     constrain::trial,
-    library, memory,
+    library, memory, panel_cache,
     state_store::Place,
 };
 
@@ -170,6 +170,8 @@ impl Confined {
             model: args.model.clone(),
             name: model_name(&args.model),
             file: None,
+            panel_cache: args.panel_cache,
+            panels: false,
             drafter: draft.model().map(str::to_owned),
             drafter_file: None,
             processors: Vec::new(),
@@ -304,7 +306,14 @@ async fn run(shared: &Shared) -> io::Result<()> {
             return Ok(());
         }
     };
+    let most_bytes = shared.spec.panel_cache;
+    let attach = |located, home: PathBuf| panel_cache::attach(located, &home, &[], most_bytes);
+    let located = match library::home() {
+        Ok(home) => located.map(|located| attach(located, home)),
+        Err(_) => located,
+    };
     let mut spec = shared.spec.clone();
+    spec.panels = located.as_ref().is_some_and(|located| located.panels.is_some());
     if lock(&shared.state).lost.is_some() {
         spec.device = DeviceName::Cpu.to_string();
     }
@@ -326,6 +335,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     for located in [&located, &drafter].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
+        located.panels.iter().try_for_each(|panels| descriptors::send(&ours, &[&**panels]))?;
     }
     ticket.iter().try_for_each(|ticket| descriptors::send(&ours, &[&ticket.file]))?;
     ours.set_nonblocking(true)?;

@@ -64,8 +64,8 @@ pub fn run() -> Result<()> {
         return Err(Error::usage("the first message asks for no model"));
     };
     let spec = *spec;
-    let located = receive(&stream, spec.file.as_ref())?;
-    let drafter_file = receive(&stream, spec.drafter_file.as_ref())?;
+    let located = receive(&stream, spec.file.as_ref(), spec.panels)?;
+    let drafter_file = receive(&stream, spec.drafter_file.as_ref(), false)?;
     let ticket = match spec.state_secret {
         None => None,
         Some(secret) => descriptors::receive(&stream)?
@@ -89,6 +89,7 @@ pub fn run() -> Result<()> {
         device: spec.device.parse()?,
         gpu_memory: None,
         no_pin: spec.no_pin,
+        panel_cache: spec.panel_cache,
     };
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let failed = Arc::new(OnceLock::new());
@@ -116,7 +117,11 @@ pub fn run() -> Result<()> {
 }
 
 /// Takes the descriptors of a model, if it has a file.
-fn receive(stream: &StdStream, file: Option<&(PathBuf, Vec<u64>)>) -> Result<Option<Located>> {
+fn receive(
+    stream: &StdStream,
+    file: Option<&(PathBuf, Vec<u64>)>,
+    has_panels: bool,
+) -> Result<Option<Located>> {
     let Some((path, lengths)) = file else { return Ok(None) };
     let mut files = Vec::new();
     while files.len() < lengths.len() {
@@ -125,7 +130,9 @@ fn receive(stream: &StdStream, file: Option<&(PathBuf, Vec<u64>)>) -> Result<Opt
     let mut files = files.into_iter().zip(lengths.iter().copied());
     let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
     let (file, bytes) = first;
-    Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect() }))
+    let panels = if has_panels { descriptors::receive(stream)?.into_iter().next() } else { None };
+    let panels = panels.map(|panels| Arc::new(File::from(panels)));
+    Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect(), panels }))
 }
 
 /// Refuses a draft model whose state would leave answers less than half of the memory for caches.

@@ -35,6 +35,10 @@ pub(super) struct EngineSpec {
     pub(super) name: String,
     /// Where the file is, and the lengths of its parts, whose descriptors follow; `None` for the embedded model.
     pub(super) file: Option<(PathBuf, Vec<u64>)>,
+    /// What packed weights may take in the data folder.
+    pub(super) panel_cache: u64,
+    /// Whether the file of those of the model follows the descriptors of its parts.
+    pub(super) panels: bool,
     /// What the user called the model that drafts, if one does.
     pub(super) drafter: Option<String>,
     /// Its file, whose descriptors follow those of the model; `None` for the embedded model, too.

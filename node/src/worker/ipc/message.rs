@@ -218,8 +218,9 @@ pub enum Trouble {
 /// See [`crate::worker::Spec`].
 #[derive(Clone, Debug, Encode, Decode)]
 pub struct Load {
-    /// The file's path in the system's own bytes, and its length; `None` for the embedded model. Its descriptor follows the frame.
-    pub file: Option<(Vec<u8>, u64)>,
+    /// The file's path in the system's own bytes, its length, and whether it has a file of panels; `None` for the embedded model.
+    /// Their descriptors follow the frame, one after the other.
+    pub file: Option<(Vec<u8>, u64, bool)>,
     /// The model's hash, if it is known; the worker computes it otherwise.
     pub model: Option<[u8; 32]>,
     /// Whether the worker holds the file against the hash.

@@ -1,11 +1,11 @@
 //! Matrices and small tensors out of a file.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use crate::{
     Result,
-    gguf::Gguf,
-    kernels::{Cpu, Matrix},
+    gguf::{Gguf, Tensor},
+    kernels::{Cpu, Matrix, panel_file::Name},
     models::Blueprint,
 };
 
@@ -44,14 +44,33 @@ impl Loader<'_> {
     pub fn gathered(&self, prefix: &str, parts: impl Iterator<Item = Range<usize>>) -> Result<Linear> {
         let tensor = self.gguf.require(&format!("{prefix}.weight"))?;
         let row = tensor.bytes.len() / tensor.rows();
-        let mut bytes = Vec::new();
-        let mut rows = 0;
-        for part in parts {
-            rows += part.len();
-            bytes.extend_from_slice(&tensor.bytes[part.start * row..part.end * row]);
-        }
-        let matrix = Matrix::pack(self.cpu, tensor.format, rows, tensor.cols(), &bytes)?;
+        let parts: Vec<_> = parts.collect();
+        let matrix = self.packed(&tensor, &parts, || {
+            let bytes = parts.iter().flat_map(|part| &tensor.bytes[part.start * row..part.end * row]);
+            Cow::Owned(bytes.copied().collect())
+        })?;
         Ok(Linear { matrix, bias: None })
+    }
+
+    /// The rows `parts` of `tensor`: from the file of panels where they are in it, else packed of what `bytes` gives.
+    fn packed<'b>(
+        &self,
+        tensor: &Tensor<'_>,
+        parts: &[Range<usize>],
+        bytes: impl FnOnce() -> Cow<'b, [u8]>,
+    ) -> Result<Matrix> {
+        let (rows, cols) = (parts.iter().map(Range::len).sum(), tensor.cols());
+        let Some(panels) = self.gguf.panels() else {
+            return Matrix::pack(self.cpu, tensor.format, rows, cols, &bytes());
+        };
+        let name = name(tensor, parts);
+        let found = panels.find(self.cpu, &name);
+        if let Some(matrix) = found.and_then(|found| Matrix::of_packed(tensor.format, rows, cols, found)) {
+            return Ok(matrix);
+        }
+        let matrix = Matrix::pack(self.cpu, tensor.format, rows, cols, &bytes())?;
+        panels.note(name, matrix.packed());
+        Ok(matrix)
     }
 
     /// Packs a whole tensor and lets go of its pages in the file.
@@ -66,7 +85,7 @@ impl Loader<'_> {
         let tensor = self.gguf.require(name)?;
         let row = tensor.bytes.len() / tensor.rows();
         let bytes = &tensor.bytes[rows.start * row..rows.end * row];
-        Matrix::pack(self.cpu, tensor.format, rows.len(), tensor.cols(), bytes)
+        self.packed(&tensor, &[rows], || Cow::Borrowed(bytes))
     }
 
     /// A small tensor as f32.
@@ -78,4 +97,19 @@ impl Loader<'_> {
     pub fn vector(&self, name: &str) -> Option<Vec<f32>> {
         self.gguf.tensor(name).map(|tensor| tensor.to_f32())
     }
+}
+
+/// What a matrix of the rows `parts` of `tensor` is called in a file of panels.
+fn name(tensor: &Tensor<'_>, parts: &[Range<usize>]) -> Name {
+    let info = tensor.info;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(info.name.as_bytes());
+    let numbers = [0, u64::from(info.ggml_type), info.offset, info.len, tensor.cols() as u64];
+    let rows = parts.iter().flat_map(|part| [part.start as u64, part.end as u64]);
+    numbers.into_iter().chain(rows).for_each(|number| {
+        hasher.update(&number.to_le_bytes());
+    });
+    let mut name = [0; 16];
+    name.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    name
 }
