@@ -244,6 +244,15 @@ pub enum StepKind {
         /// One past the last.
         end: u32,
     },
+    /// A node got the state of the first positions from another one that had computed it.
+    Fetched {
+        /// Which.
+        node: String,
+        /// The other one.
+        from: String,
+        /// One past the last position.
+        end: u32,
+    },
     /// A node was so late that the one that stands by answered first.
     Hedged {
         /// The late one.

@@ -6,7 +6,7 @@ import { json } from './http.js';
 import { figure, locale, t } from './language.js';
 import { kindOf } from './view.js';
 
-const KINDS = ['leased', 'first_token', 'lost', 'took_over', 'replayed', 'hedged', 'went_on', 'ended'];
+const KINDS = ['leased', 'first_token', 'lost', 'took_over', 'replayed', 'fetched', 'hedged', 'went_on', 'ended'];
 const REASONS = ['closed', 'timeout', 'refused', 'wrong'];
 const ROW = 30;
 const BAR = 12;
@@ -135,6 +135,8 @@ export class Replay {
         return t('step.took_over', { name: name(step.span.node), from: name(step.from), layers: layers(step.span) });
       case 'replayed':
         return t('step.replayed', { name: name(step.node), n: Math.max(0, step.end - step.first) });
+      case 'fetched':
+        return t('step.fetched', { name: name(step.node), from: name(step.from), n: step.end });
       case 'hedged':
         return t('step.hedged', { name: name(step.node) });
       case 'went_on':

@@ -1,12 +1,14 @@
 //! Ways to lie, for tests of how lies are found. Not part of a release build.
 //!
 //! `SHOAL_CHEAT` names one: `ulp:N` changes the lowest bit of a value of every row from position N on, `zero:N` gives
-//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing, `claim` goes on from state that it has not. `approx` is no lie: it announces
+//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing, `pages:N` changes bit N of every state that it hands out, counted around, and `mute` hands out none and says nothing, `claim` goes on from state that it has not. `approx` is no lie: it announces
 //! a machine that computes other bits and gives rows a little off; `approx-zero:N` is one that cheats.
 
 use std::sync::OnceLock;
 
 use p2p::codec::Wire;
+
+use crate::byte_planes;
 
 enum Cheat {
     Ulp(u32),
@@ -14,6 +16,8 @@ enum Cheat {
     Garble(u32),
     Withhold,
     Claim,
+    Pages(u32),
+    Mute,
     Approx,
     ApproxZero(u32),
 }
@@ -30,6 +34,8 @@ fn chosen() -> Option<&'static Cheat> {
             "garble" => Some(Cheat::Garble(from)),
             "withhold" => Some(Cheat::Withhold),
             "claim" => Some(Cheat::Claim),
+            "pages" => Some(Cheat::Pages(from)),
+            "mute" => Some(Cheat::Mute),
             "approx" => Some(Cheat::Approx),
             "approx-zero" => Some(Cheat::ApproxZero(from)),
             _ => None,
@@ -78,4 +84,22 @@ pub fn withholds() -> bool {
 /// Whether to go on from state that is not here.
 pub fn claims() -> bool {
     matches!(chosen(), Some(Cheat::Claim))
+}
+
+/// Whether to take requests for states and answer none.
+pub fn is_mute() -> bool {
+    matches!(chosen(), Some(Cheat::Mute))
+}
+
+/// A packed state, changed as told: one bit behind the head of its snapshot.
+pub fn spoil(packed: &mut Vec<u8>, raw_bytes: u32) {
+    const HEAD: usize = 32;
+    let Some(Cheat::Pages(bit)) = chosen() else { return };
+    let Some(mut raw) = byte_planes::unpack(packed, raw_bytes as usize) else { return };
+    let bits = (raw.len().saturating_sub(HEAD) * 8).max(1);
+    let bit = *bit as usize % bits;
+    raw[HEAD + bit / 8] ^= 1 << (bit % 8);
+    if let Ok(spoilt) = byte_planes::pack(&raw) {
+        *packed = spoilt;
+    }
 }

@@ -26,7 +26,7 @@ use shard::executor::{DeviceName, GpuName};
 use crate::{Error, Result};
 
 pub use answer::{AnswerArgs, ChatArgs, McpArgs, RunArgs};
-pub use keep::KeepArgs;
+pub use keep::{FetchState, KeepArgs, StateArgs};
 pub use key::KeyCommand;
 pub use model::{CatalogCommand, ModelCommand, PullArgs, SourceArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};

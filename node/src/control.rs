@@ -31,6 +31,18 @@ use crate::{
     },
 };
 
+/// Of whom stages may get a state that they lack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lenders {
+    /// Of no node.
+    #[default]
+    Off,
+    /// Of nodes whose work for this one was checked often enough that it is not any more each time.
+    Known,
+    /// Of any node that computed it.
+    Any,
+}
+
 /// A prompt is text a person or a program wrote: 4 MiB is a thousand pages.
 const MAX_LINE: u64 = 4 << 20;
 /// Lines on their way to one caller; the node waits for a caller that does not read.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+mod byte_planes;
 pub mod catalog;
 #[cfg(debug_assertions)]
 mod cheat;

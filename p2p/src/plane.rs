@@ -13,11 +13,13 @@ pub enum Plane {
     Blob,
     /// Pieces of models, made shorter where it pays; older peers do not know it.
     Packed,
+    /// The state of a beginning, for a stage that lacks it; older peers do not know it.
+    Pages,
 }
 
 impl Plane {
     /// Every plane.
-    pub const ALL: [Self; 4] = [Self::Data, Self::Delegate, Self::Blob, Self::Packed];
+    pub const ALL: [Self; 5] = [Self::Data, Self::Delegate, Self::Blob, Self::Packed, Self::Pages];
 
     /// What its protocol is called.
     pub const fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Plane {
             Self::Delegate => "delegate",
             Self::Blob => "blob",
             Self::Packed => "packed",
+            Self::Pages => "pages",
         }
     }
 }

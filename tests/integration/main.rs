@@ -33,6 +33,7 @@ mod links;
 mod models;
 mod operate;
 mod packaging;
+mod pages;
 mod panels;
 mod people;
 mod prefix;

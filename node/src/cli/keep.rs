@@ -1,9 +1,9 @@
 //! What stays on disk of what was computed.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::model::size;
-use crate::{Error, Result, state_store::LEAST_BYTES};
+use crate::{Error, Result, control::Lenders, state_store::LEAST_BYTES};
 
 /// What stays on disk of what was computed.
 #[derive(Debug, Clone, Args)]
@@ -12,6 +12,39 @@ pub struct KeepArgs {
     /// begins like an earlier one is not computed again after a restart [default: nothing]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub keep_state: Option<u64>,
+}
+
+/// What becomes of what was computed.
+#[derive(Debug, Clone, Args)]
+pub struct StateArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub keep: KeepArgs,
+    /// Of whom a stage may get what own prompts left behind, where that is quicker than computing it again; other than off, this
+    /// node as a stage gets it too where requesters name a holder
+    #[arg(long, value_enum, default_value = "off", value_name = "WHOM")]
+    pub fetch_state: FetchState,
+}
+
+/// Of whom a stage gets a state that it lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FetchState {
+    /// Of no node: it is computed
+    Off,
+    /// Of nodes whose work was checked often enough that it is not any more each time
+    Known,
+    /// Of any node that has computed it
+    Any,
+}
+
+impl From<FetchState> for Lenders {
+    fn from(fetch: FetchState) -> Self {
+        match fetch {
+            FetchState::Off => Self::Off,
+            FetchState::Known => Self::Known,
+            FetchState::Any => Self::Any,
+        }
+    }
 }
 
 impl KeepArgs {

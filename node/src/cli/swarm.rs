@@ -6,7 +6,7 @@ use api::swarm_records::Color;
 use clap::{Args, Subcommand, ValueEnum};
 use scheduler::LayerRange;
 
-use super::{EngineArgs, KeepArgs, SamplingArgs};
+use super::{EngineArgs, SamplingArgs, StateArgs};
 use crate::control::{Mode, Shadow, Verify};
 
 /// Where a node keeps its key, models and socket.
@@ -94,7 +94,7 @@ pub struct JoinArgs {
     pub reach: ReachArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub keep: KeepArgs,
+    pub state: StateArgs,
     /// Keep nothing of running answers on disk: a crash of this node loses them
     #[arg(long)]
     pub no_journal: bool,

@@ -35,7 +35,7 @@ use p2p::{
         control::{Answer, Ask as ControlAsk},
     },
 };
-use scheduler::{Millis, NodeId, SessionId};
+use scheduler::{Millis, NodeId, SessionId, trust::Outcome};
 use tokio::{
     sync::{mpsc, watch},
     time::interval,
@@ -59,6 +59,7 @@ use crate::{
     control::{self, Call, Line, Question},
     reports::{StatusReport, Switched},
     sessions::reader,
+    stage::{Prefixes, Served},
     swarm_history::{Gauges, Recorder},
 };
 
@@ -104,8 +105,10 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
+    let fetches = memory.lenders() != control::Lenders::Off;
     let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };
     let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
+    serving.prefixes = Prefixes::fetching(fetches);
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;
     }
@@ -180,6 +183,11 @@ impl Daemon {
                         None => prompts::decline(stream).await,
                     }
                 });
+            }
+            // Closing the stream says enough: what was asked for is computed.
+            Event::Incoming { plane: Plane::Pages, .. } if self.serving.gate.paused => {}
+            Event::Incoming { from, plane: Plane::Pages, stream } => {
+                tokio::spawn(self.serving.lender().answer(from, stream));
             }
             // Closing the stream says enough: the puller asks another holder.
             Event::Incoming { plane: Plane::Blob | Plane::Packed, .. } if self.serving.gate.paused => {}
@@ -389,6 +397,12 @@ impl Daemon {
 
     async fn serving(&mut self, event: ServingEvent) {
         match event {
+            ServingEvent::Served(Served::Misled { by, model }) => {
+                let costs = self.serving.models.costs(model);
+                let wrong = vec![(by, Outcome::Mismatch)];
+                let scores = self.trusting.learn((model, costs.as_ref()), wrong, &[], &[]);
+                scores.into_iter().for_each(|(node, score)| self.view.swarm.set_trust(node, score));
+            }
             ServingEvent::Served(entry) => self.serving.book(entry),
             ServingEvent::Died(_) if self.serving.gate.is_draining() => {}
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),

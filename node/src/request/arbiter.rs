@@ -77,6 +77,7 @@ impl Checks {
             ttl_ms: TTL_MS,
             role: Role::Shadow,
             beginnings: Vec::new(),
+            source: None,
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
         state.plan.route.contacts.push(there.clone());

@@ -23,6 +23,9 @@ impl RequestDriver {
         if let Order::Opened { node, epoch, layers, answer: Ok(_), .. } = &order {
             self.leases.claim(&mut self.state, *node, *epoch, *layers);
         }
+        if let Order::Opened { node, layers, answer: Ok(have), .. } = &order {
+            self.state.note_fetched(Segment { node: *node, layers: *layers }, *have);
+        }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
                 // What was promised under an epoch that is over gives back no route that runs since.
@@ -64,8 +67,9 @@ impl RequestDriver {
                 Err(failure) => self.state.failed(node, failure),
             },
             Order::Rerouted(found) => {
-                let found = found.map(|(pipeline, standbys, contacts)| {
+                let found = found.map(|(pipeline, standbys, contacts, sources)| {
                     self.state.plan.meet(contacts);
+                    self.state.plan.route.sources = sources;
                     (pipeline, standbys)
                 });
                 vec![Event::Rerouted(found)]
@@ -139,6 +143,7 @@ impl RequestDriver {
             model: self.state.plan.model,
             policy: self.state.plan.route.policy.clone(),
             shape: self.state.plan.route.shape,
+            former: self.state.recalled.former(&plan.checking.shares),
             deny: deny.into_iter().chain(self.checks.denied.iter().copied()).chain(lacking).collect(),
             shadow: self.state.plan.shadow,
             answer,

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use p2p::{
     HopError,
     wire::{
-        control::{Answer, Ask, Lease, Refusal, Role},
+        control::{Answer, Ask, Lease, Refusal, Role, Source},
         prefix::Beginning,
     },
 };
@@ -79,7 +79,7 @@ impl Leases {
         segment: Segment,
         next: Option<NodeId>,
         (positions, at): (u32, u32),
-        beginnings: Vec<Beginning>,
+        (beginnings, source): (Vec<Beginning>, Option<Box<Source>>),
     ) {
         let (orders, node, layers) = (state.orders.clone(), segment.node, segment.layers);
         // A shadow is fed by the requester alone, and answers it alone. Between two segments of one node rows cross the requester:
@@ -105,6 +105,7 @@ impl Leases {
                 (None, _) => Role::Shadow,
             },
             beginnings,
+            source: source.filter(|_| stage.is_some() || state.plan.shadow == Shadow::All),
         };
         let (network, there) = (state.means.network.clone(), state.plan.contact(node));
         let (me, feedback, model) = (state.means.me, state.means.feedback.clone(), state.plan.model);
@@ -118,8 +119,14 @@ impl Leases {
                 }
                 let patience = Duration::from_millis(LEASE_MS);
                 let offers = !lease.beginnings.is_empty();
-                let plain = Lease { beginnings: Vec::new(), ..lease.clone() };
-                match network.ask(node, &Ask::Lease(Box::new(lease)), patience).await {
+                let plain = Lease { beginnings: Vec::new(), source: None, ..lease.clone() };
+                let sourced = lease.source.is_some();
+                let unsourced = Lease { source: None, ..lease.clone() };
+                let mut answered = network.ask(node, &Ask::Lease(Box::new(lease)), patience).await;
+                if sourced && matches!(answered, Err(HopError::Closed)) {
+                    answered = network.ask(node, &Ask::Lease(Box::new(unsourced)), patience).await;
+                }
+                match answered {
                     // A node of before does not know what is offered, and closes the stream.
                     Err(HopError::Closed) if offers => {
                         network.ask(node, &Ask::Lease(Box::new(plain)), patience).await

@@ -345,7 +345,12 @@ impl RequestDriver {
             let terms = state.terms(segment.layers);
             beginnings = state.recalled.beginnings(&terms, &state.logs);
         }
-        Leases::ask(state, stage, epoch, segment, next, (positions, at), beginnings);
+        let planned = state.plan.route.sources.iter().find(|planned| planned.segment == segment);
+        let source = planned.and_then(|planned| {
+            let (terms, identity) = (state.terms(segment.layers), &state.means.identity);
+            Recalled::source(&beginnings, &terms, &state.logs, planned, identity)
+        });
+        Leases::ask(state, stage, epoch, segment, next, (positions, at), (beginnings, source));
     }
 
     fn close(&mut self, node: NodeId, epoch: u32) {

@@ -16,6 +16,7 @@ use scheduler::{
     layer_cost::LayerCosts,
     recover::{Failure, GiveUp},
     session::{End, Standbys},
+    sticky::Former,
     trust::Outcome,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -29,6 +30,7 @@ use crate::{
     audit::Auditor,
     control::{Shadow, Verify},
     feedback::FeedbackQueue,
+    sessions::{PlannedSource, Rerouted},
     worker::{Assigned, Conduct, DraftSeat, PromptToken, Top},
 };
 
@@ -88,6 +90,8 @@ pub struct PlannedRoute {
     pub looks: u32,
     /// Sessions that the nodes of the pipeline announced.
     pub announced: BTreeMap<NodeId, u32>,
+    /// Who gets the state of its layers from whom.
+    pub sources: Vec<PlannedSource>,
 }
 
 /// How the work of strangers is checked.
@@ -360,12 +364,14 @@ pub struct Reroute {
     pub policy: RoutePolicy,
     /// How much work it is.
     pub shape: Shape,
+    /// Where its beginning was computed before.
+    pub former: Former,
     /// Nodes that failed this request.
     pub deny: BTreeSet<NodeId>,
     /// What those do who stand by.
     pub shadow: Shadow,
     /// Where the answer goes.
-    pub answer: oneshot::Sender<Option<(Pipeline, Standbys, Vec<Contact>)>>,
+    pub answer: oneshot::Sender<Option<Rerouted>>,
 }
 
 #[cfg(test)]

@@ -27,25 +27,35 @@ use std::{
 };
 
 use p2p::{
+    Identity,
     codec::{Rounding, Wire},
     wire::{
+        control::Source,
+        pages::{MAX_RAW, MAX_WORTH_MS, Permit},
         prefix::{self, Beginning, MAX_BEGINNINGS},
         receipt::{Row, Terms},
     },
 };
-use scheduler::{LayerRange, ModelId, Segment, SessionId, SessionKind, sticky::Former};
+use scheduler::{LayerRange, ModelId, NodeId, Segment, SessionId, SessionKind, sticky::Former};
 
 use super::{
     remembered::{RecallFile, Remembered},
     replay_log::Logs,
 };
 use crate::{
-    Result,
+    Result, clock,
+    control::Lenders,
+    sessions::PlannedSource,
     state_store::{DiskUse, Place, file::KEPT_FOR},
 };
 
 /// Rows remembered, bytes.
 const MOST_BYTES: usize = 256 << 20;
+/// A transfer has twice the time that computing should take, since both are estimates, and so long at least, ms: what two processes
+/// need to pack and unpack a state is not in its price.
+const LEAST_MS: u32 = 1_000;
+/// A permit to fetch a state holds so long, seconds: clocks of two nodes differ.
+const PERMITTED_S: u32 = 300;
 /// Sessions remembered.
 const MOST: usize = 64;
 /// As long as workers and stages keep a state that is not used.
@@ -56,6 +66,7 @@ const TTL: Duration = Duration::from_secs(600);
 pub struct Recollections {
     all: Arc<Mutex<Vec<Remembered>>>,
     file: Option<RecallFile>,
+    lenders: Lenders,
 }
 
 /// The beginning of a prompt that was computed before.
@@ -70,6 +81,7 @@ pub struct Recalled {
     /// Who ran what, and who computed along.
     segments: Vec<Segment>,
     followers: Vec<Segment>,
+    lenders: Lenders,
     names: BTreeMap<LayerRange, Vec<Beginning>>,
     /// What stages said to have before the first token: the least of it.
     least: Option<u32>,
@@ -88,7 +100,17 @@ impl Recollections {
     pub fn on_disk(place: &Place) -> Result<Self> {
         let (file, mut all) = RecallFile::open(place)?;
         all.truncate(MOST);
-        Ok(Self { all: Arc::new(Mutex::new(all)), file: Some(file) })
+        Ok(Self { all: Arc::new(Mutex::new(all)), file: Some(file), ..Self::default() })
+    }
+
+    /// The same where stages may get states of these nodes.
+    pub fn lent_by(self, lenders: Lenders) -> Self {
+        Self { lenders, ..self }
+    }
+
+    /// Of whom stages may get states.
+    pub fn lenders(&self) -> Lenders {
+        self.lenders
     }
 
     /// Whether they outlast this process.
@@ -150,6 +172,7 @@ impl Recollections {
             homes,
             segments: it.segments.clone(),
             followers: it.followers.clone(),
+            lenders: self.lenders,
             ..Recalled::default()
         }
     }
@@ -182,10 +205,43 @@ impl Recollections {
 }
 
 impl Recalled {
-    /// Who ran what then, for the price of a route.
-    pub fn former(&self) -> Former {
+    /// Who ran what then, for the price of a route. `shares` says how much of the work of nodes is checked.
+    pub fn former(&self, shares: &BTreeMap<NodeId, f64>) -> Former {
         let (segments, followers) = (self.segments.clone(), self.followers.clone());
-        Former { segments, followers, positions: self.positions }
+        let lends = |node: &NodeId| match self.lenders {
+            Lenders::Off => false,
+            Lenders::Known => shares.get(node).is_some_and(|share| *share < 1.0),
+            Lenders::Any => true,
+        };
+        let lenders = segments.iter().chain(&followers).map(|segment| segment.node).filter(lends).collect();
+        Former { segments, followers, positions: self.positions, lenders }
+    }
+
+    /// Where a node that computes under `terms` may get the longest of these beginnings that travels, of which a position takes so many bytes.
+    pub(super) fn source(
+        beginnings: &[Beginning],
+        terms: &Terms,
+        logs: &Logs,
+        planned: &PlannedSource,
+        identity: &Identity,
+    ) -> Option<Box<Source>> {
+        let fits = |beginning: &&Beginning| {
+            planned.state_bytes.saturating_mul(beginning.positions.into()) <= MAX_RAW as u64 * 15 / 16
+        };
+        let beginning = *beginnings.iter().find(fits)?;
+        let end = terms.layers.end();
+        if beginning.positions <= prefix::EVERY || logs.settled(end) < beginning.positions {
+            return None;
+        }
+        let rows = (0..beginning.positions).map_while(|position| logs.row(end, position));
+        let rows: Vec<Row> = rows.map(|(wire, bytes)| Row::of(wire, bytes)).collect();
+        let outputs = prefix::names(terms, &rows).pop()?;
+        let (holder, reader) = (planned.contact.node, planned.segment.node);
+        let until_s = clock::receipt_s().saturating_add(PERMITTED_S);
+        let permit = Permit::sign(identity, holder, reader, beginning, until_s);
+        let worth_ms = (2.0 * planned.worth_ms) as u32;
+        let worth_ms = worth_ms.clamp(LEAST_MS, MAX_WORTH_MS);
+        Some(Box::new(Source { contact: planned.contact.clone(), permit, outputs: outputs.name, worth_ms }))
     }
 
     /// Where the session rounded: its own conversation goes on under the same rules whatever route it takes.
@@ -239,7 +295,6 @@ impl Recalled {
 #[cfg(test)]
 mod tests {
     use p2p::codec::Wire;
-    use scheduler::NodeId;
 
     use super::*;
 
@@ -286,6 +341,21 @@ mod tests {
         assert_eq!(of(ModelId::numbered(1), "dense/q8"), 0, "rows that were rounded");
         memory.forget(SessionId::numbered(1));
         assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 16);
+    }
+
+    /// Nodes on probation, and those that were never met, are asked for nothing unless the owner said so.
+    #[test]
+    fn a_state_is_fetched_of_known_nodes_alone() {
+        let lenders = |lenders: Lenders, shares: &[(u64, f64)]| {
+            let memory = Recollections::default().lent_by(lenders);
+            memory.keep(session(1, 0..100, 0));
+            let shares = shares.iter().map(|(node, share)| (NodeId::numbered(*node), *share)).collect();
+            let former = recalled(&memory, 0..100, Wire::Raw).former(&shares);
+            former.lenders.len()
+        };
+        let known = Lenders::Known;
+        assert_eq!([&[][..], &[(9, 1.0)], &[(9, 0.2)]].map(|shares| lenders(known, shares)), [0, 0, 1]);
+        assert_eq!((lenders(Lenders::Off, &[(9, 0.2)]), lenders(Lenders::Any, &[])), (0, 1));
     }
 
     #[test]

@@ -190,6 +190,18 @@ impl RequestState {
         self.report.timeline.add(Step { at_ms: self.timing.elapsed_ms(), token, what });
     }
 
+    /// Notes that a node began with `have` positions that it did not compute, if it was told where to get them.
+    pub(super) fn note_fetched(&mut self, segment: Segment, have: u32) {
+        let sources = &mut self.plan.route.sources;
+        let Some(at) = sources.iter().position(|planned| planned.segment == segment) else { return };
+        // Asked again it has its own.
+        let planned = sources.swap_remove(at);
+        if have > 0 {
+            let (node, from) = (format!("{:?}", segment.node), format!("{:?}", planned.contact.node));
+            self.note(StepKind::Fetched { node, from, end: have });
+        }
+    }
+
     /// Notes that a node that computes a stage failed; once until others have taken over.
     pub(super) fn note_lost(&mut self, node: NodeId, why: &str) {
         let node = format!("{node:?}");

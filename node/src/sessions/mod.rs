@@ -20,7 +20,7 @@ use p2p::wire::frame::Header;
 use scheduler::{NodeId, SessionId};
 use tokio::sync::mpsc;
 
-pub use self::order::{Loss, Order};
+pub use self::order::{Loss, Order, PlannedSource, Rerouted};
 use self::reading::{Payload, Reading};
 use crate::worker::Output;
 

@@ -1,7 +1,7 @@
 //! What a session's task is told by the rest of its node.
 
 use p2p::wire::control::{Answer, Contact, Lease, Settlement};
-use scheduler::{LayerRange, NodeId, lease::Load, recover::Failure, session::Standbys};
+use scheduler::{LayerRange, NodeId, Segment, lease::Load, recover::Failure, session::Standbys};
 use tokio::sync::oneshot;
 
 use crate::audit::Audit;
@@ -74,7 +74,7 @@ pub enum Order {
         load: Option<Load>,
     },
     /// To a conductor: another pipeline, if there is one.
-    Rerouted(Option<(scheduler::Pipeline, Standbys, Vec<Contact>)>),
+    Rerouted(Option<Rerouted>),
     /// A way out broke; `PeerStreams::lost` says whether it was still in use.
     Lost(Loss),
     /// To a conductor: its own worker is gone.
@@ -86,3 +86,19 @@ pub enum Order {
     /// To a conductor: the user does not want it any more.
     Cancel,
 }
+
+/// A node that gets the state of its layers from another one, as the route was planned.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PlannedSource {
+    /// Who lacks the state of what.
+    pub segment: Segment,
+    /// Who has it.
+    pub contact: Contact,
+    /// What computing it would take, ms.
+    pub worth_ms: f64,
+    /// Bytes of a position of it.
+    pub state_bytes: u64,
+}
+
+/// Who shall run it from now on, who stands by, where they are, and who gets the state of its layers from whom.
+pub type Rerouted = (scheduler::Pipeline, Standbys, Vec<Contact>, Vec<PlannedSource>);

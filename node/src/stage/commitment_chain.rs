@@ -21,9 +21,9 @@ use p2p::{
         receipt::{Chain, Commit, Grant, Leaf, Row, Terms, Work},
     },
 };
-use scheduler::NodeId;
+use scheduler::{NodeId, SessionId};
 
-use super::prefixes::Step;
+use super::prefixes::{Found, Step};
 use crate::sessions::JOBS_AHEAD;
 
 /// Jobs whose outputs are not there yet.
@@ -42,6 +42,42 @@ pub(super) struct CommitmentChain {
     steps: Vec<Step>,
     waiting: VecDeque<Inputs>,
     last: Option<Commit>,
+    fetched: Option<Fetched>,
+    /// What it went on from was wrong, and nothing was computed from the first position since.
+    void: bool,
+}
+
+/// A beginning that another node computed and that rows have not shown to be right yet.
+struct Fetched {
+    liable: Liable,
+    /// The first position that is computed here.
+    from: u32,
+    /// What that and those after it gave there.
+    steps: Vec<Step>,
+}
+
+/// Where a state that was fetched came from, and what it is here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Liable {
+    pub(super) holder: NodeId,
+    /// Its entry; see [`super::prefixes::Prefixes::forget`].
+    pub(super) number: u64,
+    /// What its session is called at the worker.
+    pub(super) place: SessionId,
+}
+
+impl Fetched {
+    /// Whether these rows from position `from` on gave there what they gave here, as far as they are the same.
+    fn agrees(&self, from: u32, inputs: &[Row], outputs: &[Row]) -> bool {
+        let known = |at: u32| self.steps.get(at.checked_sub(self.from)? as usize);
+        (from..).zip(inputs.iter().zip(outputs)).all(|(at, (input, output))| {
+            known(at).is_none_or(|known| known.input != *input || known.output == *output)
+        })
+    }
+
+    fn ends_before(&self, position: u32) -> bool {
+        self.from + self.steps.len() as u32 <= position
+    }
 }
 
 struct Inputs {
@@ -59,12 +95,29 @@ pub(super) struct Said {
     pub(super) drafted: u16,
     /// What to sign now.
     pub(super) commit: Option<Commit>,
+    /// Who gave a state on which these rows came out otherwise than they did there.
+    pub(super) wrong: Option<Liable>,
 }
 
 /// Digests of `rows` rows that lie one after the other.
 fn digests(rows: u32, wire: Wire, bytes: &[u8]) -> Vec<Row> {
     let row = bytes.len() / rows.max(1) as usize;
     bytes.chunks_exact(row.max(1)).map(|bytes| Row::of(wire, bytes)).collect()
+}
+
+/// What a stage and its requester agree on with a lease.
+pub(super) fn terms(lease: &Lease, requester: NodeId, (hidden, class): (u32, Class)) -> Terms {
+    Terms {
+        session: lease.session,
+        requester,
+        model: lease.model,
+        layers: lease.layers,
+        hidden,
+        class,
+        rounding: lease.rounding.clone(),
+        kind: lease.kind,
+        inner: false,
+    }
 }
 
 impl CommitmentChain {
@@ -76,21 +129,32 @@ impl CommitmentChain {
         unix_s: u32,
         random: u32,
     ) -> Self {
-        let terms = Terms {
-            session: lease.session,
-            requester,
-            model: lease.model,
-            layers: lease.layers,
-            hidden,
-            class,
-            rounding: lease.rounding.clone(),
-            kind: lease.kind,
-            inner: false,
-        };
+        let terms = terms(lease, requester, (hidden, class));
         let grant = Grant::new(unix_s, random);
         let chain = Chain::new(&terms, grant, lease.epoch, lease.positions);
         let (alone, steps, waiting) = Default::default();
-        Self { terms, grant, chain, confirmed: 0, alone, steps, waiting, last: None }
+        Self {
+            terms,
+            grant,
+            chain,
+            confirmed: 0,
+            alone,
+            steps,
+            waiting,
+            last: None,
+            fetched: None,
+            void: false,
+        }
+    }
+
+    /// Goes on from the first `have` positions of what was found. Where another node has computed them, the rows that follow show whether it did.
+    pub(super) fn go_on_from(&mut self, found: &Found, have: u32) {
+        self.resume(&found.steps[..have as usize]);
+        let steps = found.steps[have as usize..].to_vec();
+        self.fetched = found.from.map(|holder| {
+            let liable = Liable { holder, number: found.number, place: found.place };
+            Fetched { liable, from: have, steps }
+        });
     }
 
     /// Goes on from an earlier session, as if these steps had been computed now.
@@ -105,7 +169,8 @@ impl CommitmentChain {
 
     /// What it was agreed on, and the steps that a later session may go on from: none of their rows can be rejected.
     pub(super) fn keepable(&self) -> (&Terms, Vec<Step>) {
-        let confirmed = self.steps.len().min(self.confirmed as usize);
+        let sound = self.fetched.is_none() && !self.void;
+        let confirmed = if sound { self.steps.len().min(self.confirmed as usize) } else { 0 };
         (&self.terms, self.steps[..confirmed].to_vec())
     }
 
@@ -170,12 +235,22 @@ impl CommitmentChain {
                 break inputs;
             }
         };
-        let mut said = Said { feed: inputs.feed, drafted: inputs.drafted, commit: None };
+        let mut said = Said { feed: inputs.feed, drafted: inputs.drafted, commit: None, wrong: None };
+        // What still comes of a state that was thrown away goes nowhere.
+        self.void &= from > 0;
+        said.feed |= self.void;
+        let outputs = digests(rows, wire, bytes);
+        if let Some(fetched) = self.fetched.take_if(|fetched| !fetched.agrees(from, &inputs.rows, &outputs)) {
+            self.truncate(0);
+            (self.confirmed, self.void) = (0, true);
+            return Some(Said { feed: true, wrong: Some(fetched.liable), ..said });
+        }
+        self.fetched.take_if(|fetched| fetched.ends_before(from + rows));
         if from > self.positions() {
             return Some(said);
         }
         self.truncate(from);
-        for (input, output) in inputs.rows.into_iter().zip(digests(rows, wire, bytes)) {
+        for (input, output) in inputs.rows.into_iter().zip(outputs) {
             if self.push(Step { input, output }, rows == 1).is_err() {
                 return Some(said);
             }

@@ -1,7 +1,8 @@
 //! What a stage promises, and from where it goes on.
 //!
 //! A lease that is granted goes on where the cache and the signed chain of this session both are; without them where an earlier session
-//! of the same requester left them ([`super::prefixes`]), if the lease offers its beginning.
+//! of the same requester left them ([`super::prefixes`]), if the lease offers its beginning; else where another node has them, if the lease says
+//! which ([`super::pages`]).
 
 use std::time::Instant as Clock;
 
@@ -9,7 +10,8 @@ use p2p::wire::control::{Answer, Lease, Refusal, Role};
 use tokio::time::Instant;
 
 use super::{
-    REACH, Running, commitment_chain::CommitmentChain, inputs::Inputs, lazy_log::LazyLog, prefixes::Found,
+    REACH, Running, commitment_chain::CommitmentChain, inputs::Inputs, lazy_log::LazyLog, pages,
+    prefixes::Found,
 };
 #[cfg(debug_assertions)]
 use crate::worker::{DraftIds, Job, JobInput, Want};
@@ -39,7 +41,12 @@ impl Running {
         // A session that has computed something here goes on from that.
         let fresh = !self.inputs.contains_key(&start);
         let find = || self.stage.prefixes.find(self.stage.requester, &lease.beginnings, Clock::now());
-        let found = if fresh { find() } else { None };
+        let mut found = if fresh { find() } else { None };
+        if let Some(source) =
+            lease.source.as_ref().filter(|_| fresh && found.is_none() && self.stage.prefixes.may_fetch())
+        {
+            found = pages::fetch(&self.stage, &lease, source).await;
+        }
         let named = found.iter().map(|found| (found.place, found.positions)).collect();
         let open = OpenSession { at: open.at.min(kept), kept: named, ..open };
         #[cfg(debug_assertions)]
@@ -135,10 +142,10 @@ impl Running {
         let random = u32::from_le_bytes(random);
         let mut word = CommitmentChain::new(lease, self.stage.requester, it, clock::receipt_s(), random);
         if let Some(found) = found {
-            match found.steps.get(..have as usize).filter(|steps| !steps.is_empty()) {
-                Some(steps) => word.resume(steps),
+            match have > 0 && have as usize <= found.steps.len() {
+                true => word.go_on_from(&found, have),
                 // The worker gave it up for others, or is another one.
-                None => self.stage.prefixes.forget(found.number),
+                false => self.stage.prefixes.forget(found.number),
             }
         }
         let have = word.positions();
@@ -157,7 +164,7 @@ impl Running {
         let kept = self.words.iter().filter_map(|(start, word)| {
             let (terms, steps) = word.keepable();
             let positions = steps.len() as u32;
-            let freed = self.stage.prefixes.keep((place, terms), steps, governor, now)?;
+            let freed = self.stage.prefixes.keep((place, terms), (steps, None), governor, now)?;
             self.stage.worker.forget(&freed);
             Some((*start, positions))
         });

@@ -20,6 +20,7 @@ mod grant;
 mod inputs;
 mod lazy_log;
 mod neighbors;
+mod pages;
 mod prefixes;
 mod served;
 
@@ -50,12 +51,13 @@ use tokio::{
 use tracing::Instrument;
 
 use self::{
-    commitment_chain::CommitmentChain,
+    commitment_chain::{CommitmentChain, Liable},
     inputs::Inputs,
     lazy_log::{Frame, LazyLog},
     neighbors::Neighbors,
 };
 pub use self::{
+    pages::Lender,
     prefixes::Prefixes,
     served::{Served, Sign},
 };
@@ -435,6 +437,9 @@ impl Running {
                     .words
                     .get_mut(&start)
                     .and_then(|word| word.computed(output.from, output.rows, wire, &bytes, follow, identity));
+                if let Some(liable) = said.as_ref().and_then(|said| said.wrong) {
+                    return self.void(start, liable);
+                }
                 let header = Header {
                     kind: Kind::Activations,
                     wire,
@@ -471,6 +476,30 @@ impl Running {
                 self.send(self.stage.requester, header, why);
             }
             Body::Sampled(_) | Body::Nothing => {}
+        }
+    }
+
+    /// The rows that follow a state which was fetched show that it is not what the requester's rows give: all of it goes, and who
+    /// gave it is remembered.
+    fn void(&mut self, start: u32, liable: Liable) {
+        let Some(lease) = self.leases.get(start) else { return };
+        let (model, role) = (lease.model, lease.role);
+        tracing::warn!(holder = %liable.holder, session = %self.stage.session, "a state that was fetched is wrong");
+        self.stage.prefixes.forget(liable.number);
+        self.stage.worker.forget(&[liable.place]);
+        let _ = self.stage.books.try_send(Served::Misled { by: liable.holder, model });
+        if let Some(inputs) = self.inputs.get_mut(&start) {
+            inputs.cut(0);
+        }
+        match role {
+            Role::Stage => self.tell_requester(Kind::NeedReplay, start, 0, Bytes::new()),
+            // Who follows is not replayed to: another one does.
+            _ => self.tell_requester(
+                Kind::Failed,
+                start,
+                0,
+                Bytes::from_static(b"a state that was fetched is wrong"),
+            ),
         }
     }
 

@@ -19,11 +19,11 @@ use std::{
 use p2p::{
     Governor, Permit,
     wire::{
-        prefix::{Beginning, Name, names},
+        prefix::{self, Beginning, Name, names},
         receipt::{Row, Terms},
     },
 };
-use scheduler::{NodeId, SessionId, governor::Resource};
+use scheduler::{ModelId, NodeId, SessionId, governor::Resource};
 
 /// As long as the worker keeps a state that is not used.
 const TTL: Duration = Duration::from_secs(600);
@@ -37,7 +37,10 @@ pub(super) struct Step {
 
 /// The sessions that may be gone on from, shared by all sessions of a node.
 #[derive(Clone, Debug, Default)]
-pub struct Prefixes(Arc<Mutex<Table>>);
+pub struct Prefixes {
+    table: Arc<Mutex<Table>>,
+    fetches: bool,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -49,10 +52,15 @@ struct Table {
 #[derive(Debug)]
 struct Entry {
     requester: NodeId,
+    model: ModelId,
+    /// The first layer of its range.
+    first: u32,
     /// What the session is called at the worker.
     place: SessionId,
     names: Vec<Beginning>,
     steps: Arc<[Step]>,
+    /// The node that it was fetched from; what a session computes on it is an entry of its own.
+    from: Option<NodeId>,
     used: Instant,
     /// Counts its positions.
     _permit: Permit,
@@ -68,6 +76,18 @@ pub(super) struct Found {
     pub(super) positions: u32,
     /// What was done at them, and maybe beyond.
     pub(super) steps: Arc<[Step]>,
+    /// The node that it was fetched from: then the last [`prefix::EVERY`] of its positions are not among these and show what it is worth.
+    pub(super) from: Option<NodeId>,
+}
+
+/// A beginning that another node may have.
+pub(super) struct Lent {
+    pub(super) model: ModelId,
+    /// What its session is called at the worker, and the first layer of the range.
+    pub(super) place: SessionId,
+    pub(super) first: u32,
+    /// What was done at its positions.
+    pub(super) steps: Vec<Step>,
 }
 
 impl Table {
@@ -84,9 +104,19 @@ impl Table {
 }
 
 impl Prefixes {
+    /// None yet; whether what is not here may be fetched from other nodes.
+    pub fn fetching(fetches: bool) -> Self {
+        Self { fetches, ..Self::default() }
+    }
+
+    /// Whether what is not here may be fetched from other nodes.
+    pub(super) fn may_fetch(&self) -> bool {
+        self.fetches
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         // A name that leads nowhere is found to.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The longest of these beginnings that `requester` had computed here.
@@ -97,12 +127,24 @@ impl Prefixes {
             let entry = table.entries.get(&number)?;
             let fresh = now.saturating_duration_since(entry.used) <= TTL;
             let fits = beginning.positions as usize <= entry.steps.len();
-            (entry.requester == requester && fresh && fits).then_some((number, beginning.positions))
+            let unproven = if entry.from.is_some() { prefix::EVERY } else { 0 };
+            let positions = beginning.positions.min((entry.steps.len() as u32).saturating_sub(unproven));
+            let its = entry.requester == requester && fresh && fits && positions > 0;
+            its.then_some((number, positions))
         };
         let (number, positions) = offered.iter().find_map(its)?;
         let entry = table.entries.get_mut(&number)?;
         entry.used = now;
-        Some(Found { number, place: entry.place, positions, steps: entry.steps.clone() })
+        Some(Found { number, place: entry.place, positions, steps: entry.steps.clone(), from: entry.from })
+    }
+
+    /// A beginning that `requester` had computed here, for a node that it named.
+    pub(super) fn lend(&self, requester: NodeId, beginning: Beginning, now: Instant) -> Option<Lent> {
+        let found = self.find(requester, &[beginning], now)?;
+        let table = self.lock();
+        let entry = table.entries.get(&found.number).filter(|entry| entry.from.is_none())?;
+        let steps = found.steps.get(..found.positions as usize)?.to_vec();
+        Some(Lent { model: entry.model, place: found.place, first: entry.first, steps })
     }
 
     /// The worker has it no more.
@@ -110,12 +152,12 @@ impl Prefixes {
         self.lock().remove(number);
     }
 
-    /// Remembers what the session in `place` did under `terms`; returns the sessions that need not be kept any longer, because this one
+    /// Remembers what the session in `place` did under `terms`, or what was fetched from another node under that name; returns the sessions that need not be kept any longer, because this one
     /// begins with all that they computed, or others took their share; `None` when there is no room for it.
     pub(super) fn keep(
         &self,
         (place, terms): (SessionId, &Terms),
-        steps: Vec<Step>,
+        (steps, from): (Vec<Step>, Option<NodeId>),
         governor: &Governor,
         now: Instant,
     ) -> Option<Vec<SessionId>> {
@@ -149,7 +191,18 @@ impl Prefixes {
         table.next += 1;
         let number = table.next;
         table.by_name.extend(names.iter().map(|beginning| (beginning.name, number)));
-        let entry = Entry { requester, place, names, steps: steps.into(), used: now, _permit: permit };
+        let (model, first) = (terms.model, terms.layers.start());
+        let entry = Entry {
+            requester,
+            model,
+            first,
+            place,
+            names,
+            steps: steps.into(),
+            from,
+            used: now,
+            _permit: permit,
+        };
         table.entries.insert(number, entry);
         // A session has an entry for each range: what one of them needs is not forgotten for another.
         freed.retain(|place| table.entries.values().all(|entry| entry.place != *place));

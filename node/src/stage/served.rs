@@ -1,6 +1,6 @@
 //! What a stage tells the daemon of its work.
 
-use scheduler::{SessionId, door::Key};
+use scheduler::{ModelId, NodeId, SessionId, door::Key};
 
 /// What a stage did, for the daemon's books.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -25,6 +25,13 @@ pub enum Served {
     },
     /// A lease is used.
     Sign(Key, Sign),
+    /// A node gave a state that is not what its rows give.
+    Misled {
+        /// Who.
+        by: NodeId,
+        /// Of which model.
+        model: ModelId,
+    },
     /// A session ended.
     Ended(SessionId),
 }

@@ -5,15 +5,13 @@
 //! record  = a head block and the blocks that it names, in any order in the file
 //! head    = "SKS1" | salt 16 | length u32 | sealed { number, written_s, name, note, raw length, blocks }
 //! block   = sealed piece of the packed payload
-//! packed  = groups of [`GROUP`] bytes of the payload, each: length u32 | zstd of its even bytes, then its odd ones
+//! packed  = the payload, see [`crate::byte_planes`]
 //! ```
 //!
 //! Everything is ChaCha20-Poly1305 under a key of the file's secret and the record's salt, the head with nonce 0 and its blocks
 //! with 1, 2, ...: what is read was written as it is read, by this node, for this record and at this place. The head is written
 //! last and wiped first, so a record that was cut short by the end of the process is none, and what another record has
 //! overwritten does not open. Integers are little endian.
-//!
-//! Halves of values compress, values do not: the upper bytes of neighboring keys are alike.
 //!
 //! Bounds: the blocks that the file was given; [`MAX_RECORD`] bytes of a payload; records are forgotten [`KEPT_FOR`] after they
 //! were written, and the least recently used ones when there is no room.
@@ -29,14 +27,16 @@ use std::{
 
 use bincode::{Decode, Encode, config};
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, aead::Aead};
-use zstd::bulk::{Compressor, Decompressor};
 
-use crate::{Error, Result, confine::child::lock, sealed};
+use crate::{
+    Error, Result,
+    byte_planes::{pack, unpack},
+    confine::child::lock,
+    sealed,
+};
 
 /// Bytes of a block.
 pub const BLOCK: usize = 64 << 10;
-/// Bytes of a payload that are packed together.
-const GROUP: usize = 1 << 20;
 /// Longest payload, bytes.
 pub const MAX_RECORD: usize = 128 << 20;
 /// Longest note, bytes: it lies in the head beside up to 2,049 numbers of blocks.
@@ -48,8 +48,6 @@ const TAG: usize = 16;
 const MAGIC: &[u8; 4] = b"SKS1";
 /// Bytes of a head before what is sealed.
 const PLAIN: usize = MAGIC.len() + sealed::SALT_BYTES + 4;
-/// Keys and values gain a sixth at this level, and hardly more at higher ones.
-const LEVEL: i32 = 1;
 
 /// What a record is called.
 pub type Name = [u8; 32];
@@ -148,25 +146,6 @@ fn cipher(secret: &[u8; 32], salt: &[u8]) -> ChaCha20Poly1305 {
 
 fn failed(why: &'static str) -> Error {
     Error::Failed(why.into())
-}
-
-/// The bytes of even places, then those of odd ones.
-fn split(bytes: &[u8]) -> Vec<u8> {
-    let (even, odd) = (bytes.iter().step_by(2), bytes.iter().skip(1).step_by(2));
-    even.chain(odd).copied().collect()
-}
-
-fn join(halves: &[u8], out: &mut Vec<u8>) {
-    let (even, odd) = halves.split_at(halves.len().div_ceil(2));
-    let start = out.len();
-    out.resize(start + halves.len(), 0);
-    let mut pairs = out[start..].chunks_exact_mut(2);
-    for (pair, (even, odd)) in pairs.by_ref().zip(even.iter().zip(odd)) {
-        (pair[0], pair[1]) = (*even, *odd);
-    }
-    if let ([last], Some(even)) = (pairs.into_remainder(), even.last()) {
-        *last = *even;
-    }
 }
 
 impl StateFile {
@@ -269,21 +248,7 @@ impl StateFile {
             self.file.read_exact_at(&mut block, u64::from(*at) * BLOCK as u64).ok()?;
             packed.extend(cipher.decrypt(&nonce(number), block.as_slice()).ok()?);
         }
-        let mut decoder = Decompressor::new().ok()?;
-        let mut payload = Vec::with_capacity(record.raw_bytes.min(MAX_RECORD));
-        let mut rest = packed.as_slice();
-        while payload.len() < record.raw_bytes {
-            let (length, after) = rest.split_at_checked(4)?;
-            let (group, after) =
-                after.split_at_checked(u32::from_le_bytes(length.try_into().ok()?) as usize)?;
-            rest = after;
-            let halves = decoder.decompress(group, GROUP).ok()?;
-            if halves.is_empty() {
-                return None;
-            }
-            join(&halves, &mut payload);
-        }
-        (payload.len() == record.raw_bytes).then_some(payload)
+        unpack(&packed, record.raw_bytes)
     }
 
     /// Writes a record, in place of an older one of this name.
@@ -388,20 +353,10 @@ impl StateFile {
     }
 }
 
-fn pack(payload: &[u8]) -> Result<Vec<u8>> {
-    let mut encoder = Compressor::new(LEVEL)?;
-    let mut packed = Vec::with_capacity(payload.len());
-    for group in payload.chunks(GROUP) {
-        let shorter = encoder.compress(&split(group))?;
-        packed.extend((shorter.len() as u32).to_le_bytes());
-        packed.extend(shorter);
-    }
-    Ok(packed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::byte_planes::GROUP;
 
     const DAY_S: u64 = 24 * 3_600;
     const SECRET: [u8; 32] = [7; 32];

@@ -161,6 +161,22 @@ fn form(format: &Format) -> Result<Option<String>, Fault> {
     }
 }
 
+/// A range to open, but for who conducts it.
+fn ranged(open: &OpenSession) -> ipc::Open {
+    ipc::Open {
+        session: *open.session.as_bytes(),
+        epoch: open.epoch,
+        layers: ipc::pair(open.layers),
+        positions: open.positions,
+        at: open.at,
+        wire: open.rounding.wire() as u8,
+        rounding: open.rounding.boundaries().to_vec(),
+        kind: open.kind.to_string(),
+        kept: open.kept.iter().map(|(session, upto)| (*session.as_bytes(), *upto)).collect(),
+        conduct: None,
+    }
+}
+
 fn load(
     spec: &Spec,
     threads: usize,
@@ -274,21 +290,13 @@ impl Worker {
         if self.shared.guard.is_poison(open.session) {
             return Err(Fault::Poison);
         }
-        let OpenSession { session, epoch, layers, positions, at, rounding, kind, kept, conduct } = open;
+        let opened = ranged(&open);
+        let OpenSession { session, epoch, layers, positions, kind, conduct, .. } = open;
         let conducts = conduct.is_some();
         let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo } =
             conduct.unwrap_or_default();
         let format = form(&format)?;
         let open = ipc::Open {
-            session: *session.as_bytes(),
-            epoch,
-            layers: ipc::pair(layers),
-            positions,
-            at,
-            wire: rounding.wire() as u8,
-            rounding: rounding.boundaries().to_vec(),
-            kind: kind.to_string(),
-            kept: kept.into_iter().map(|(session, upto)| (*session.as_bytes(), upto)).collect(),
             conduct: conducts.then(|| ipc::Conduct {
                 sampling: (&sampling).into(),
                 seed,
@@ -298,6 +306,7 @@ impl Worker {
                 show_special,
                 echo,
             }),
+            ..opened
         };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
         let costs = self.shared.costs.as_ref();
@@ -435,6 +444,31 @@ impl Worker {
     /// Forgets what was kept of an ended session. If too much is queued, its time to live does it.
     pub fn forget(&self, session: SessionId) {
         let _ = self.post(&Ask::Forget { session: *session.as_bytes() });
+    }
+
+    /// The first positions of a range that is kept of an ended session, packed for another node, and bytes of it as it is.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] when it is not kept or too large; [`Fault::Busy`], [`Fault::Dead`].
+    pub async fn export(
+        &self,
+        session: SessionId,
+        first: u32,
+        positions: u32,
+    ) -> Result<(u32, Vec<u8>), Fault> {
+        let session = *session.as_bytes();
+        let reply = self.ask(|id| Ask::Export { id, session, first, positions }, Vec::new()).await?;
+        Ok((reply.have, reply.payload))
+    }
+
+    /// Keeps what another node's [`Worker::export`] gave, of the session, layers and positions that `open` says, as if a session had
+    /// computed it here and ended.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] when it is something else; [`Fault::NoRoom`], [`Fault::Busy`], [`Fault::Dead`].
+    pub async fn import(&self, open: &OpenSession, packed: Vec<u8>, raw_bytes: u32) -> Result<u32, Fault> {
+        let open = ranged(open);
+        Ok(self.ask(|id| Ask::Import { id, open, raw_bytes }, packed).await?.have)
     }
 
     /// What is kept of ended sessions here and at the other workers of its [`Room`], bytes.

@@ -98,6 +98,14 @@ impl Kept {
         self.states.get(&key)?.state.share(upto)
     }
 
+    /// The first positions of what an ended session has computed, for another node.
+    pub(super) fn lend(&mut self, key: Key, positions: usize, now: Instant) -> Option<SessionState> {
+        let time = self.now(now);
+        let state = self.states.get(&key)?.state.share(positions)?;
+        self.shelf.used(key, time);
+        (state.len() == positions).then_some(state)
+    }
+
     /// Forgets what a session has computed.
     pub(super) fn forget(&mut self, session: SessionId) {
         self.filed.iter_mut().for_each(|filed| filed.forget(session));

@@ -394,6 +394,14 @@ fn answer(
             };
             (id, said.map(told))
         }
+        Ask::Export { id, session, first, positions } => {
+            let packed = engine.sessions.export((ipc::session(session), first), positions as usize, now);
+            (id, packed.map(|(raw_bytes, packed)| (Tell::Exported { id, raw_bytes }, packed)))
+        }
+        Ask::Import { id, open, raw_bytes } => {
+            let have = engine.sessions.import(open, payload, raw_bytes as usize, now);
+            (id, have.map(|have| (Tell::Opened { id, have }, Vec::new())))
+        }
         Ask::Truncate { session, to } => {
             return engine.sessions.truncate(ipc::session(session), to, now);
         }

@@ -6,7 +6,10 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use p2p::codec::{self, Wire, encoded_len};
+use p2p::{
+    codec::{self, Wire, encoded_len},
+    wire::pages::{MAX_PACKED, MAX_RAW},
+};
 use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::{round::Rounding, state::SessionState};
 
@@ -17,10 +20,17 @@ use super::{
     load::Loaded,
     sample_loop::SampleLoop,
 };
-use crate::worker::Fault;
+use crate::{
+    byte_planes::{pack, unpack},
+    worker::Fault,
+};
 
 /// Rows of one pass, and so of one job: what a frame of the data plane may carry.
 pub(super) const MAX_ROWS: u32 = 256;
+/// What a state in memory may take beyond the positions that it holds: a quarter of a page in each layer.
+const QUARTERS: usize = 4 << 20;
+/// More than a snapshot has before its layers, bytes.
+const SNAPSHOT_HEAD: u64 = 64;
 
 /// One range of one session.
 pub(super) struct Held {
@@ -253,6 +263,61 @@ impl<'m> Sessions<'m> {
             self.kept.put(key, Ended { layers, rounding, state }, cost, now);
         }
         self.conductors.remove(&session);
+    }
+
+    /// The first positions of what is kept of an ended session's range: how many bytes, and these packed.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] when it is not kept, or too large to travel.
+    pub(super) fn export(
+        &mut self,
+        key: Key,
+        positions: usize,
+        now: Instant,
+    ) -> Result<(u32, Vec<u8>), Fault> {
+        let state = self.kept.lend(key, positions, now).ok_or_else(|| refused("it is not kept here"))?;
+        if state.bytes() > MAX_RAW + QUARTERS {
+            return Err(refused("the state is too large to travel"));
+        }
+        let raw = state.snapshot().map_err(refused)?;
+        let packed = pack(&raw).map_err(refused)?;
+        let fits = raw.len() <= MAX_RAW && packed.len() <= MAX_PACKED;
+        if fits { Ok((raw.len() as u32, packed)) } else { Err(refused("the state is too large to travel")) }
+    }
+
+    /// Keeps a packed state of another node as that of an ended session, if there is room and it is what `open` says.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] or [`Fault::NoRoom`].
+    pub(super) fn import(
+        &mut self,
+        open: Open,
+        packed: &[u8],
+        raw_bytes: usize,
+        now: Instant,
+    ) -> Result<u32, Fault> {
+        let session = ipc::session(open.session);
+        let layers = ipc::range(open.layers).map_err(refused)?;
+        let (stage, _, rounding) = self.check(&open, layers)?;
+        let kind: SessionKind = open.kind.parse().map_err(refused)?;
+        let needed_bytes = self.model.state_bytes(stage, layers, open.positions, kind);
+        let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes());
+        if needed_bytes > free_bytes {
+            return Err(Fault::NoRoom { needed_bytes, free_bytes });
+        }
+        // A snapshot is what is in memory, and a head.
+        if raw_bytes > MAX_RAW || raw_bytes as u64 > needed_bytes + SNAPSHOT_HEAD {
+            return Err(refused("more than a state of so many positions is"));
+        }
+        let raw = unpack(packed, raw_bytes).ok_or_else(|| refused("a state that was not packed"))?;
+        let mut state = self.model.stages[stage].new_state_with(layers, kind).map_err(refused)?;
+        state.restore(&raw).map_err(refused)?;
+        if state.len() != open.positions as usize {
+            return Err(refused("a state of other positions"));
+        }
+        let cost = self.model.costs.weight(layers, open.positions / 2);
+        self.kept.put((session, layers.start()), Ended { layers, rounding, state }, cost, now);
+        Ok(open.positions)
     }
 
     /// What is kept of ended sessions.

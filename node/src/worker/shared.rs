@@ -151,6 +151,7 @@ impl Shared {
                 self.answer(id, Ok(Reply { have: u32::from(reasoning), payload }));
             }
             Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
+            Tell::Exported { id, raw_bytes } => self.answer(id, Ok(Reply { have: raw_bytes, payload })),
             Tell::Drafted { id, read } => self.answer(id, Ok(Reply { have: read, payload })),
             Tell::Refused { id, fault } => self.answer(id, Err(fault)),
             Tell::Dropped { job } => self.job_done(job),

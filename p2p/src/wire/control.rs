@@ -16,7 +16,8 @@ use super::fields::{
     read_addresses, read_arithmetic, read_range, write_addresses, write_arithmetic, write_range,
 };
 use super::frame::COMMIT_LEN;
-use super::prefix::{Beginning, MAX_BEGINNINGS};
+use super::pages::{MAX_WORTH_MS, Permit};
+use super::prefix::{Beginning, MAX_BEGINNINGS, Name};
 use super::receipt::{Receipt, Work};
 use crate::codec::Rounding;
 
@@ -42,6 +43,19 @@ pub struct Contact {
     pub node: NodeId,
     /// Multiaddresses, best first, at most [`MAX_ADDRESSES`] of [`MAX_ADDRESS`] bytes.
     pub addresses: Vec<String>,
+}
+
+/// Where a stage may get what it lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Where the holder is.
+    pub contact: Contact,
+    /// What it asks for.
+    pub permit: Permit,
+    /// What the outputs of these positions are called, as inputs are by [`Beginning::name`].
+    pub outputs: Name,
+    /// So long a transfer is worth to the requester, ms, at most [`MAX_WORTH_MS`]: one that takes longer is given up.
+    pub worth_ms: u32,
 }
 
 /// What a requester wants of a stage.
@@ -76,6 +90,8 @@ pub struct Lease {
     /// Beginnings of this session that the stage may have computed for the same requester before, the longest first, at most
     /// [`MAX_BEGINNINGS`]: it may go on from one of them, and then says so in [`Answer::Accepted`].
     pub beginnings: Vec<Beginning>,
+    /// Where the stage may get the state of a beginning that it lacks; only with `beginnings`.
+    pub source: Option<Box<Source>>,
 }
 
 impl scheduler::door::Term for Lease {
@@ -113,7 +129,7 @@ impl Role {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// To serve as a stage. One that offers beginnings has a first byte of its own: a node of before does not know it and closes the
-    /// stream, and is asked again without them.
+    /// stream, and is asked again without them; so has one that names a source.
     Lease(Box<Lease>),
     /// To forget a session.
     Release {
@@ -248,6 +264,25 @@ impl Contact {
     }
 }
 
+impl Source {
+    fn write(&self, to: &mut Writer) {
+        self.contact.write(to);
+        self.permit.write(to);
+        to.bytes(&self.outputs.0).u32(self.worth_ms);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let source = Self {
+            contact: Contact::read(from)?,
+            permit: Permit::read(from)?,
+            outputs: Name(from.array()?),
+            worth_ms: from.u32()?,
+        };
+        let sound = source.contact.node == source.permit.holder && source.worth_ms <= MAX_WORTH_MS;
+        if sound { Ok(source) } else { Err(Malformed("lease: source")) }
+    }
+}
+
 impl Lease {
     fn write(&self, to: &mut Writer) {
         to.bytes(self.session.as_bytes()).u32(self.epoch).bytes(self.model.as_bytes());
@@ -286,6 +321,7 @@ impl Lease {
             ttl_ms: from.u32()?,
             role: Role::from_u8(from.u8()?).ok_or(Malformed("lease: role"))?,
             beginnings: Vec::new(),
+            source: None,
         };
         if !(1..=MAX_POSITIONS).contains(&lease.positions) || lease.at > lease.positions {
             return Err(Malformed("lease: positions"));
@@ -312,8 +348,11 @@ impl Ask {
         match self {
             Self::Lease(lease) if lease.beginnings.is_empty() => lease.write(to.u8(0)),
             Self::Lease(lease) => {
-                lease.write(to.u8(6));
+                lease.write(to.u8(if lease.source.is_some() { 9 } else { 6 }));
                 to.list(&lease.beginnings, |to, beginning| beginning.write(to));
+                if let Some(source) = &lease.source {
+                    source.write(&mut to);
+                }
             }
             Self::Release { session, epoch } => {
                 to.u8(1).bytes(session.as_bytes()).u32(*epoch);
@@ -354,13 +393,14 @@ impl Ask {
             3 => Self::Ping,
             4 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
             5 => Self::Receipt(Box::new(from.array()?)),
-            6 => {
+            kind @ (6 | 9) => {
                 let lease = Lease::read(&mut from)?;
                 let beginnings = from.list(MAX_BEGINNINGS, 36, Beginning::read)?;
                 if beginnings.is_empty() || !beginnings.is_sorted_by(|a, b| a.positions > b.positions) {
                     return Err(Malformed("lease: beginnings"));
                 }
-                Self::Lease(Box::new(Lease { beginnings, ..lease }))
+                let source = if kind == 9 { Some(Box::new(Source::read(&mut from)?)) } else { None };
+                Self::Lease(Box::new(Lease { beginnings, source, ..lease }))
             }
             7 => Self::Probe(one(read_addresses(&mut from)?)?),
             8 => {

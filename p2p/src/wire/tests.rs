@@ -14,9 +14,10 @@ use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId, SessionKind};
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
-use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
+use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement, Source};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
+use super::pages::Permit;
 use super::prefix::{Beginning, Name};
 use super::receipt::{Receipt, Work};
 use super::{Malformed, announce, control, delegate, frame};
@@ -84,6 +85,7 @@ fn lease() -> Lease {
         ttl_ms: 120_000,
         role: Role::Stage,
         beginnings: Vec::new(),
+        source: None,
     }
 }
 
@@ -181,6 +183,13 @@ fn settlement() -> Settlement {
     }
 }
 
+fn source() -> Source {
+    let requester = Identity::from_seed([4; 32]);
+    let permit =
+        Permit::sign(&requester, contact().node, NodeId::numbered(6), beginning(1_024), 1_800_000_000);
+    Source { contact: contact(), permit, outputs: beginning(16).name, worth_ms: 900 }
+}
+
 type Sample = (&'static str, Vec<u8>, Again);
 
 /// One of everything, with how to read it.
@@ -189,6 +198,7 @@ static SAMPLES: LazyLock<Vec<Sample>> = LazyLock::new(samples);
 fn samples() -> Vec<Sample> {
     let (failed, why) = frame::Header::failed(3, 4, 17, "no memory");
     let beginnings = Lease { beginnings: vec![beginning(1_024), beginning(16)], ..lease() };
+    let sourced = Lease { source: Some(Box::new(source())), ..beginnings.clone() };
     let mut bare = lease();
     (bare.next, bare.rounding) = (None, Rounding::NONE);
     bare.previous = None;
@@ -227,6 +237,7 @@ fn samples() -> Vec<Sample> {
         ("ask-lease", Ask::Lease(Box::new(lease())).encode(), ask),
         ("ask-lease-bare", Ask::Lease(Box::new(bare)).encode(), ask),
         ("ask-lease-beginnings", Ask::Lease(Box::new(beginnings)).encode(), ask),
+        ("ask-lease-source", Ask::Lease(Box::new(sourced)).encode(), ask),
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
         ("ask-ping", Ask::Ping.encode(), ask),
@@ -531,6 +542,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             ttl_ms: flags.3,
             role: [Role::Stage, Role::Shadow, Role::LazyShadow][flags.1],
             beginnings: (1..=flags.1 as u32).rev().map(|at| beginning(at * 16)).collect(),
+            source: (flags.1 == 2).then(|| Box::new(source())),
         },
     )
 }

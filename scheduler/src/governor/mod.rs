@@ -62,6 +62,8 @@ pub enum Resource {
     Echoes,
     /// Streams over which others fetch models.
     Uploads,
+    /// Bytes of states that are handed to other nodes or come from them, while they do.
+    Pages,
     /// Bytes of frames kept for sessions that this node only stands by for.
     StandbyBytes,
     /// Connections to the API over HTTP.
@@ -78,7 +80,7 @@ pub enum Resource {
 
 impl Resource {
     /// Every resource, in the order of [`TABLE`].
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Handshakes,
         Self::QuicHandshakes,
         Self::Connections,
@@ -94,6 +96,7 @@ impl Resource {
         Self::Links,
         Self::Echoes,
         Self::Uploads,
+        Self::Pages,
         Self::StandbyBytes,
         Self::HttpConnections,
         Self::HttpBytes,
@@ -120,6 +123,7 @@ impl Resource {
             Self::Links => "links",
             Self::Echoes => "echo_bytes",
             Self::Uploads => "uploads",
+            Self::Pages => "pages_bytes",
             Self::StandbyBytes => "standby_bytes",
             Self::HttpConnections => "http_connections",
             Self::HttpBytes => "http_body_bytes",

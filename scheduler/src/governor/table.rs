@@ -91,6 +91,11 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
         "each has 64 KiB in memory and reads the disk; a puller has one for each model",
     ),
     row(
+        Resource::Pages,
+        [64 * MIB, 48 * MIB, 32 * MIB],
+        "a state of 13 MiB and its digests: two at a time for a peer, four for all, each over in seconds",
+    ),
+    row(
         Resource::StandbyBytes,
         [256 * MIB, 192 * MIB, 144 * MIB],
         "two segments with contexts of 16 Ki tokens of 4,096 values for a requester; a quarter of the caches' memory where that is less",

@@ -1,10 +1,11 @@
-//! Any bytes as an ask, an answer and a message of a delegate stream: what is accepted is written back as the same
+//! Any bytes as an ask, an answer, and a message of a delegate stream or one of pages: what is accepted is written back as the same
 //! bytes. The first byte says which of the three.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, MAX_SETTLED, Refusal};
 use p2p::wire::delegate::{Event, Kind, Prefix, Request};
+use p2p::wire::pages::{Head, MAX_PACKED, MAX_RAW, Permit, STEP_LEN, read_steps, write_steps};
 use scheduler::capability::MAX_LAYERS;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -33,9 +34,28 @@ fuzz_target!(|bytes: &[u8]| {
                 Answer::Released | Answer::Pong | Answer::Announcements(_) => {}
             }
         }
-        _ => delegate(bytes),
+        _ => {
+            delegate(bytes);
+            pages(bytes);
+        }
     }
 });
+
+fn pages(bytes: &[u8]) {
+    if let Some((request, _)) = bytes.split_first_chunk()
+        && let Ok(permit) = Permit::requested(request)
+    {
+        assert_eq!(permit.request(), request);
+    }
+    let Some((head, steps)) = bytes.split_first_chunk() else { return };
+    if let Ok(read) = Head::read(head) {
+        assert_eq!(read.write(), head);
+        assert!(read.raw_bytes as usize <= MAX_RAW && read.packed_bytes as usize <= MAX_PACKED);
+    }
+    if let Ok(rows) = read_steps(steps, (steps.len() / STEP_LEN) as u32) {
+        assert_eq!(write_steps(rows.iter().map(|[input, output]| [input, output])), steps);
+    }
+}
 
 fn delegate(bytes: &[u8]) {
     let Some((prefix, body)) = bytes.split_first_chunk() else { return };

@@ -347,5 +347,6 @@ fn lease(session: SessionId, epoch: u32, u: &mut Unstructured<'_>) -> arbitrary:
         ttl_ms: 60_000,
         role: *u.choose(&[Role::Stage, Role::Shadow, Role::LazyShadow])?,
         beginnings: Vec::new(),
+        source: None,
     })
 }

@@ -94,6 +94,7 @@ fn frames_that_are_never_finished_hold_little() {
             ttl_ms: 600_000,
             role: Role::Stage,
             beginnings: Vec::new(),
+            source: None,
         };
         let answer = network.ask(victim, &Ask::Lease(Box::new(lease)), ANSWER * 10).await.unwrap();
         assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");

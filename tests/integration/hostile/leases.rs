@@ -93,6 +93,7 @@ impl Stranger {
             ttl_ms: TTL_MS,
             role: Role::Stage,
             beginnings: Vec::new(),
+            source: None,
         };
         self.network.ask(self.victim, &Ask::Lease(Box::new(lease)), PATIENCE).await.unwrap()
     }

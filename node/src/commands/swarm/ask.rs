@@ -1,5 +1,6 @@
 //! Commands that ask the running node one question.
 
+use api::swarm_records::StepKind;
 use scheduler::{CacheType, SessionKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -428,8 +429,10 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
         let lost = remote::short(&fault.node);
         say!("  survived the loss of {lost}: {:.0} ms until the next token", fault.stall_ms);
     }
-    if report.timing.as_ref().is_some_and(|timing| !timing.faults.is_empty()) {
-        for step in own.iter().flat_map(|own| &own.timeline.steps) {
+    let steps = || own.iter().flat_map(|own| &own.timeline.steps);
+    let faults = report.timing.as_ref().is_some_and(|timing| !timing.faults.is_empty());
+    if faults || steps().any(|step| matches!(step.what, StepKind::Fetched { .. })) {
+        for step in steps() {
             say!("  {:>9.0} ms  token {:<5} {}", step.at_ms, step.token, history::told(&step.what));
         }
     }

@@ -99,6 +99,14 @@ pub(super) fn told(step: &StepKind) -> String {
         StepKind::Replayed { node, first, end } => {
             format!("{} is given the inputs of positions {first} to {} again", remote::short(node), end - 1)
         }
+        StepKind::Fetched { node, from, end } => {
+            format!(
+                "{} has positions 0 to {} from {}",
+                remote::short(node),
+                end.saturating_sub(1),
+                remote::short(from)
+            )
+        }
         StepKind::Hedged { node } => {
             format!("{} was late, the node that stands by answered", remote::short(node))
         }

@@ -109,8 +109,9 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let data = home.clone();
     let answers = args.api.api.map(|_| args.api.http.answers);
     let governor = Governor::new(doors::limits(answers, Some(args.hold.memory << 20)));
-    let states = states(&home, which.id, args.keep.bytes()?)?;
+    let states = states(&home, which.id, args.state.keep.bytes()?)?;
     let memory = states.as_ref().map(|(_, log)| Recollections::on_disk(log)).transpose()?.unwrap_or_default();
+    let memory = memory.lent_by(args.state.fetch_state.into());
     let room = match states.zip(which.id) {
         Some(((states, _), model)) => Room::default().with_states(model, states),
         None => Room::default(),

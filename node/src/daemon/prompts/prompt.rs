@@ -299,7 +299,7 @@ impl PromptTask {
             lacking,
             shadow: ask.shadow,
             prove: self.prove,
-            former: recalled.former(),
+            former: recalled.former(&self.local.shares),
             commit,
             answer,
         };
@@ -467,6 +467,7 @@ impl PromptTask {
                 shape: routed.shape,
                 looks,
                 announced: routed.announced,
+                sources: routed.sources,
             },
             checking: Checking {
                 verify: ask.verify,

@@ -17,7 +17,7 @@ use std::{
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
-    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
+    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, Segment, SessionId, Shape, Snapshot,
     cost::{self, explain},
     decide::Wanted,
     forecast::Forecast,
@@ -34,6 +34,7 @@ use crate::{
     control::{Mode, Shadow},
     daemon::{announce::Announcer, serve::Models, view::Viewing},
     request::{MAX_WITNESSES, Reroute, Witness},
+    sessions::PlannedSource,
 };
 
 /// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
@@ -128,6 +129,8 @@ pub struct Routed {
     pub shape: Shape,
     /// Who could be asked where two disagree.
     pub witnesses: Vec<Witness>,
+    /// Who gets the state of its layers from whom.
+    pub sources: Vec<PlannedSource>,
 }
 
 /// A session's own number: picks among near-equal routes.
@@ -195,10 +198,12 @@ impl Router<'_> {
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
     /// tokens are here.
     pub(crate) fn reroute(&mut self, question: Reroute) {
-        let Reroute { model, mut policy, shape, deny, shadow, answer, session } = question;
+        let Reroute { model, mut policy, shape, mut former, deny, shadow, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
         let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
+        // Who failed it may be gone altogether.
+        former.lenders.retain(|node| lends(&policy, *node));
         let request = self.request(model, session, shape, policy);
         let found = self.snapshot(model, session, shape).ok().and_then(|snapshot| {
             let mut snapshot = Arc::unwrap_or_clone(snapshot);
@@ -216,7 +221,8 @@ impl Router<'_> {
                 let me = self.me;
                 nodes.extend(pipeline.segments().iter().map(|s| s.node).filter(|node| *node != me));
             }
-            Some((pipeline, standbys, contacts))
+            let sources = self.sources(&snapshot, &request, &pipeline, (&standbys, &former));
+            Some((pipeline, standbys, contacts, sources))
         });
         let _ = answer.send(found);
     }
@@ -295,13 +301,16 @@ impl Router<'_> {
                 question.mode.name()
             ))
         })?;
-        let route = if home { route } else { sticky::stick(&snapshot, &request, route, &question.former) };
+        let mut former = question.former.clone();
+        former.lenders.retain(|node| lends(&policy, *node));
+        let route = if home { route } else { sticky::stick(&snapshot, &request, route, &former) };
         // A node to fall back on must not be left out because it is slower.
         let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         let dials = self.dials(&snapshot, &request, &route.pipeline);
         Ok(Routed {
+            sources: self.sources(&snapshot, &request, &route.pipeline, (&standbys, &former)),
             announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
             came_true: self.models.get(model).unwrap_or(&self.models.first).came_true.clone(),
             expected: self.expected(model, &snapshot, &request, &route.pipeline),
@@ -317,6 +326,35 @@ impl Router<'_> {
             policy,
             shape: request.shape,
         })
+    }
+
+    /// Who of a pipeline and of those who compute along gets the state of its layers from whom.
+    fn sources(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+        (standbys, former): (&Standbys, &Former),
+    ) -> Vec<PlannedSource> {
+        let ready = self.models.get(snapshot.model()).map(|held| &held.ready);
+        let Some(ready) = ready.filter(|ready| ready.abilities.goes_back) else { return Vec::new() };
+        let mut found = Vec::new();
+        for (at, segment) in pipeline.segments().iter().enumerate() {
+            let follower = standbys.shadows.get(at).copied().flatten().filter(|_| !standbys.lazy);
+            let follower = follower.map(|node| Segment { node, ..*segment });
+            let nodes = follower.into_iter().chain([*segment]).filter(|segment| segment.node != self.me);
+            found.extend(nodes.filter_map(|segment| {
+                let with = pipeline.replaced(at, &[segment]).ok()?;
+                let fetch = sticky::fetch(snapshot, request, &with, at, former)?;
+                Some(PlannedSource {
+                    segment,
+                    contact: self.view.contact(fetch.holder),
+                    worth_ms: fetch.worth_ms,
+                    state_bytes: ready.costs.as_ref()?.state_bytes(segment.layers, 1),
+                })
+            }));
+        }
+        found
     }
 
     /// Whether nodes that were met could run it if none of them were full or had just refused: then it waits for them.
@@ -487,6 +525,11 @@ fn wanted(models: &Models, me: NodeId, model: ModelId, shape: Shape) -> Wanted<'
     let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
     let costs = ready.and_then(|ready| ready.costs.as_ref()).map(|costs| (costs, context));
     Wanted { model, num_layers: ready.map_or(0, |ready| ready.num_layers), costs, me }
+}
+
+/// Whether a prompt under this policy may rest on what the node has computed.
+fn lends(policy: &RoutePolicy, node: NodeId) -> bool {
+    !policy.deny.contains(&node) && policy.allow.as_ref().is_none_or(|allowed| allowed.contains(&node))
 }
 
 /// The same where each node that says to be full is taken to have room.

@@ -44,7 +44,7 @@ use crate::{
     content::peers,
     control,
     sessions::{Order, SessionTable},
-    stage::{Prefixes, Served},
+    stage::{Lender, Prefixes, Served},
     worker,
 };
 
@@ -281,10 +281,22 @@ impl Serving {
             }
             Served::Waited { ms, served_ms } => self.waits.add(self.node.now(), ms, served_ms),
             Served::Sign(key, sign) => self.sign(key, sign),
+            // Whom to believe is another owner's.
+            Served::Misled { .. } => {}
             Served::Ended(session) => {
                 tracing::debug!(%session, "session over");
                 self.admit();
             }
+        }
+    }
+
+    /// What hands states of ended sessions to nodes that their requesters name.
+    pub(super) fn lender(&self) -> Lender {
+        Lender {
+            prefixes: self.prefixes.clone(),
+            identity: self.node.identity.clone(),
+            governor: self.node.network.governor().clone(),
+            workers: self.models.all().map(|held| (held.id, held.worker.borrow().clone())).collect(),
         }
     }
 

@@ -67,6 +67,26 @@ pub enum Ask {
         /// Whether on disk as well: a session of this node's own.
         file: bool,
     },
+    /// What was kept of a range of an ended session, packed. Answered by [`Tell::Exported`].
+    Export {
+        /// Echoed.
+        id: u64,
+        /// Which.
+        session: [u8; 16],
+        /// The first layer of the range.
+        first: u32,
+        /// How many positions of it.
+        positions: u32,
+    },
+    /// Keep a packed state, the payload, as that of an ended session. Answered by [`Tell::Opened`].
+    Import {
+        /// Echoed.
+        id: u64,
+        /// Of what it is, as if it were to be opened.
+        open: Open,
+        /// Bytes of it as it is.
+        raw_bytes: u32,
+    },
     /// Draft for a session from now on. Answered by [`Tell::Opened`].
     OpenDraft {
         /// Echoed.
@@ -132,6 +152,13 @@ pub enum Tell {
         id: u64,
         /// Positions still computed.
         have: u32,
+    },
+    /// To [`Ask::Export`]; the payload is the packed state.
+    Exported {
+        /// As asked.
+        id: u64,
+        /// Bytes of it as it is.
+        raw_bytes: u32,
     },
     /// To [`Ask::Draft`]; the payload is the token and how likely it seems, 0 to 1, u32 and f32; nothing where the context is
     /// full.

@@ -1,0 +1,214 @@
+//! States of beginnings between stages: what a stage lacks it gets from a node that computed it.
+//!
+//! The requester says where, and permits it ([`p2p::wire::pages`]). What comes is held against what the requester knows: inputs and
+//! outputs have its names, or nothing of it is taken. The state goes to the worker, which alone parses it, and becomes an ended session
+//! of this requester like any other ([`super::prefixes`]). The last [`EVERY`] positions are not taken over: their rows come as
+//! in every session and are computed on what was fetched, and unless they give the outputs that were signed for, all of it is
+//! thrown away before anything is signed or sent on (`CommitmentChain`).
+//! What these rows do not see of the state is not looked at: a stage fetches only where its owner said so.
+//!
+//! Deadlines: [`ASK`] until the holder begins to answer, [`STALL`] between two pieces, and for all of it
+//! what the requester says that it is worth; then the rows are computed as if the holder did not exist.
+//!
+//! Limits: the memory that the governor allows ([`Resource::Pages`]); 12 MiB of a state.
+
+use std::{io, time::Duration, time::Instant as Clock};
+
+use p2p::{
+    Governor, Identity, Plane, Stream,
+    wire::{
+        announce::Class,
+        control::{Lease, Source},
+        pages::{
+            HEAD_LEN, Head, MAX_PACKED, MAX_WORTH_MS, Permit, REQUEST_LEN, STEP_LEN, read_steps, write_steps,
+        },
+        prefix::{EVERY, names},
+        receipt::Row,
+    },
+};
+use scheduler::{ModelId, NodeId, SessionId, governor::Resource};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+use super::{
+    Stage, commitment_chain,
+    prefixes::{Found, Prefixes, Step},
+};
+use crate::{
+    clock,
+    worker::{OpenSession, Worker},
+};
+
+/// A holder that is there answers within three round trips, the handshake included.
+const ASK: Duration = Duration::from_millis(800);
+/// A line that carries nothing for so long carries it too late.
+const STALL: Duration = Duration::from_millis(500);
+/// Bytes that are read at once.
+const PIECE: usize = 64 << 10;
+
+/// Gets the beginning that `source` names, if the holder gives it soon enough and it is that.
+pub(super) async fn fetch(stage: &Stage, lease: &Lease, source: &Source) -> Option<Found> {
+    let place = SessionId::new(random()?);
+    let began = Clock::now();
+    let worth = Duration::from_millis(u64::from(source.worth_ms));
+    let fetched = timeout(worth, fetch_to(place, stage, lease, source)).await;
+    let fetched = fetched.unwrap_or_else(|_| Err("it took longer than it is worth".to_owned()));
+    let (holder, ms) = (source.permit.holder, began.elapsed().as_millis());
+    match fetched {
+        Ok((found, bytes)) => {
+            let positions = found.positions;
+            tracing::info!(%holder, positions, bytes, ms, "fetched the state of a beginning");
+            Some(found)
+        }
+        Err(why) => {
+            tracing::info!(%holder, why, ms, "a state is not fetched and computed instead");
+            stage.worker.get().forget(place);
+            None
+        }
+    }
+}
+
+async fn fetch_to(
+    place: SessionId,
+    stage: &Stage,
+    lease: &Lease,
+    source: &Source,
+) -> Result<(Found, usize), String> {
+    let Source { contact, permit, outputs, .. } = source;
+    let beginning = permit.beginning;
+    let me = stage.identity.node();
+    let meant = permit.requester == stage.requester && permit.reader == me && permit.holder != me;
+    // Only of this class are equal names equal states.
+    let meant = meant && stage.class == Class::D1;
+    if !meant || beginning.positions <= EVERY || beginning.positions > lease.at {
+        return Err("the source is for another lease".into());
+    }
+    let governor = stage.network.governor();
+    let taken = governor.take_for(permit.holder, Resource::Pages, MAX_PACKED as u64);
+    let _permit = taken.map_err(|refused| refused.to_string())?;
+    let asked = async {
+        let reached = stage.network.reach_named(contact, stage.requester, ASK).await;
+        reached.map_err(|error| error.to_string())?;
+        let opened = stage.network.open(contact.node, Plane::Pages).await;
+        let mut stream = opened.map_err(|error| error.to_string())?;
+        stream.write_all(&permit.request()).await.map_err(text)?;
+        stream.flush().await.map_err(text)?;
+        let mut head = [0; HEAD_LEN];
+        stream.read_exact(&mut head).await.map_err(text)?;
+        Ok::<_, String>((stream, Head::read(&head).map_err(|malformed| malformed.to_string())?))
+    };
+    let asked = timeout(ASK, asked).await.unwrap_or_else(|_| Err("it does not answer".into()));
+    let (mut stream, head) = asked?;
+    let said = read(&mut stream, beginning.positions as usize * STEP_LEN).await.map_err(text)?;
+    let packed = read(&mut stream, head.packed_bytes as usize).await.map_err(text)?;
+    if !head.is_of(permit, &said, &packed) {
+        return Err("it is not signed by its holder".into());
+    }
+    let rows = read_steps(&said, beginning.positions).map_err(|malformed| malformed.to_string())?;
+    let terms = commitment_chain::terms(lease, stage.requester, (stage.hidden, stage.class));
+    let last = |at: usize| names(&terms, rows.iter().map(|step: &[Row; 2]| &step[at])).last().copied();
+    if last(0) != Some(beginning) || last(1).map(|last| last.name) != Some(*outputs) {
+        return Err("it is of other rows than the requester's".into());
+    }
+    let open = OpenSession {
+        session: place,
+        epoch: 0,
+        layers: lease.layers,
+        positions: beginning.positions,
+        at: beginning.positions,
+        rounding: lease.rounding.clone(),
+        kind: lease.kind,
+        kept: Vec::new(),
+        conduct: None,
+    };
+    let bytes = packed.len();
+    let imported = stage.worker.get().import(&open, packed, head.raw_bytes).await;
+    imported.map_err(|fault| fault.to_string())?;
+    let steps = rows.into_iter().map(|[input, output]| Step { input, output }).collect();
+    let now = Clock::now();
+    let fetched = (steps, Some(permit.holder));
+    let freed = stage.prefixes.keep((place, &terms), fetched, governor, now);
+    stage.worker.forget(&freed.ok_or("no more room for beginnings of this requester")?);
+    let found = stage.prefixes.find(stage.requester, &[beginning], now);
+    Ok((found.ok_or("it is gone again")?, bytes))
+}
+
+fn text(error: io::Error) -> String {
+    error.to_string()
+}
+
+fn random() -> Option<[u8; 16]> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).ok().map(|()| bytes)
+}
+
+async fn read(stream: &mut Stream, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    while all.len() < bytes {
+        let start = all.len();
+        all.resize((start + PIECE).min(bytes), 0);
+        timeout(STALL, stream.read_exact(&mut all[start..])).await??;
+    }
+    Ok(all)
+}
+
+/// What it takes to hand states out.
+pub struct Lender {
+    /// What was computed here.
+    pub prefixes: Prefixes,
+    /// Who signs.
+    pub identity: Identity,
+    /// What others may take.
+    pub governor: Governor,
+    /// Who has the states, by model.
+    pub workers: Vec<(ModelId, Worker)>,
+}
+
+impl Lender {
+    /// Answers one request for a state, from a node that its requester has named; another one finds the stream closed.
+    pub async fn answer(self, from: NodeId, stream: Stream) {
+        // A reader that is slower has given up.
+        let limit = Duration::from_millis(u64::from(MAX_WORTH_MS));
+        match timeout(limit, self.give(from, stream)).await {
+            Ok(Ok(bytes)) => tracing::debug!(%from, bytes, "a state was handed out"),
+            Ok(Err(why)) => tracing::debug!(%from, why, "a state was not handed out"),
+            Err(_) => tracing::debug!(%from, "a state was not taken in time"),
+        }
+    }
+
+    async fn give(self, from: NodeId, mut stream: Stream) -> Result<usize, String> {
+        let taken = self.governor.take_for(from, Resource::Pages, MAX_PACKED as u64);
+        let _permit = taken.map_err(|refused| refused.to_string())?;
+        let mut request = [0; REQUEST_LEN];
+        timeout(ASK, stream.read_exact(&mut request)).await.map_err(|_| "it asks nothing")?.map_err(text)?;
+        let permit = Permit::requested(&request).map_err(|malformed| malformed.to_string())?;
+        let meant = permit.reader == from && permit.holder == self.identity.node();
+        if !meant || !permit.holds(clock::receipt_s()) {
+            return Err("its requester does not permit it".into());
+        }
+        let positions = permit.beginning.positions;
+        let lent = self.prefixes.lend(permit.requester, permit.beginning, Clock::now());
+        let lent = lent.ok_or("it is not here")?;
+        let worker = self.workers.into_iter().find(|(model, _)| *model == lent.model);
+        let (_, worker) = worker.ok_or("its model is not here")?;
+        #[cfg(debug_assertions)]
+        if crate::cheat::is_mute() {
+            std::future::pending::<()>().await;
+        }
+        let exported = worker.export(lent.place, lent.first, positions).await;
+        #[cfg_attr(not(debug_assertions), allow(unused_mut))]
+        let (raw_bytes, mut packed) = exported.map_err(|fault| fault.to_string())?;
+        #[cfg(debug_assertions)]
+        crate::cheat::spoil(&mut packed, raw_bytes);
+        let steps = write_steps(lent.steps.iter().map(|step| [&step.input, &step.output]));
+        let head = Head::sign(&self.identity, &permit, raw_bytes, &steps, &packed);
+        stream.write_all(&head.write()).await.map_err(text)?;
+        stream.write_all(&steps).await.map_err(text)?;
+        stream.write_all(&packed).await.map_err(text)?;
+        stream.flush().await.map_err(text)?;
+        stream.finish().await.map_err(|error| error.to_string())?;
+        Ok(packed.len())
+    }
+}
