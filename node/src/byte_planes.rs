@@ -8,6 +8,8 @@
 //!
 //! Bounds: what is unpacked is as long as the caller says or nothing, and one group is decompressed at a time.
 
+use std::time::Instant;
+
 use zstd::bulk::{Compressor, Decompressor};
 
 use crate::Result;
@@ -69,6 +71,47 @@ pub fn unpack(packed: &[u8], raw_bytes: usize) -> Option<Vec<u8>> {
     Some(payload)
 }
 
+/// What packing takes here.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Of a MiB, ms.
+    pub pack_ms_per_mib: f64,
+    /// Of what was a MiB, ms.
+    pub unpack_ms_per_mib: f64,
+}
+
+impl Rates {
+    /// Packs and unpacks a MiB of halves whose upper bytes are alike. Where that fails packing is for ever too slow.
+    pub fn measured() -> Self {
+        let mut noise = 1u32;
+        let mut payload = Vec::with_capacity(GROUP);
+        while payload.len() < GROUP {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let [_, _, low, drawn] = noise.to_le_bytes();
+            // A sign, and one of a few exponents.
+            payload.extend([low, (drawn & 0x80) | (0x2c + (drawn & 0x0f))]);
+        }
+        // The quickest of three: what else the machine does now is not what it does then.
+        let timed = |work: &mut dyn FnMut()| {
+            let times = (0..3).map(|_| {
+                let began = Instant::now();
+                work();
+                began.elapsed().as_secs_f64() * 1e3
+            });
+            times.fold(f64::INFINITY, f64::min)
+        };
+        let mut packed = Vec::new();
+        let pack_ms_per_mib = timed(&mut || packed = pack(&payload).unwrap_or_default());
+        let mut same = false;
+        let unpack_ms_per_mib = timed(&mut || same = unpack(&packed, GROUP).as_ref() == Some(&payload));
+        if same {
+            Self { pack_ms_per_mib, unpack_ms_per_mib }
+        } else {
+            Self { pack_ms_per_mib: f64::INFINITY, unpack_ms_per_mib }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +125,9 @@ mod tests {
             assert_eq!(unpack(&packed, bytes + 1), None, "{bytes} and no more");
             assert!(bytes == 0 || unpack(&packed[..packed.len() - 1], bytes).is_none());
         }
+        let rates = Rates::measured();
+        assert!(rates.pack_ms_per_mib > 0.0 && rates.unpack_ms_per_mib > 0.0);
+        assert!((rates.pack_ms_per_mib + rates.unpack_ms_per_mib).is_finite(), "{rates:?}");
         let bomb = pack(&vec![0; GROUP]).unwrap();
         assert!(bomb.len() < 2_000 && unpack(&bomb, 1_000).is_none(), "a group of more than is wanted");
     }

@@ -1,7 +1,7 @@
 //! Ways to lie, for tests of how lies are found. Not part of a release build.
 //!
 //! `SHOAL_CHEAT` names one: `ulp:N` changes the lowest bit of a value of every row from position N on, `zero:N` gives
-//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing, `pages:N` changes bit N of every state that it hands out, counted around, and `mute` hands out none and says nothing, `claim` goes on from state that it has not. `approx` is no lie: it announces
+//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing, `pages:N` changes bit N of every state that it hands out, counted around, `mute` hands out none and says nothing, `drip` hands them out a KiB at a time, `eager` takes states to be packed in no time, `claim` goes on from state that it has not. `approx` is no lie: it announces
 //! a machine that computes other bits and gives rows a little off; `approx-zero:N` is one that cheats.
 
 use std::sync::OnceLock;
@@ -18,6 +18,8 @@ enum Cheat {
     Claim,
     Pages(u32),
     Mute,
+    Drip,
+    Eager,
     Approx,
     ApproxZero(u32),
 }
@@ -36,6 +38,8 @@ fn chosen() -> Option<&'static Cheat> {
             "claim" => Some(Cheat::Claim),
             "pages" => Some(Cheat::Pages(from)),
             "mute" => Some(Cheat::Mute),
+            "drip" => Some(Cheat::Drip),
+            "eager" => Some(Cheat::Eager),
             "approx" => Some(Cheat::Approx),
             "approx-zero" => Some(Cheat::ApproxZero(from)),
             _ => None,
@@ -89,6 +93,16 @@ pub fn claims() -> bool {
 /// Whether to take requests for states and answer none.
 pub fn is_mute() -> bool {
     matches!(chosen(), Some(Cheat::Mute))
+}
+
+/// Whether to hand states out so slowly that they come too late, but never pausing for long.
+pub fn drips() -> bool {
+    matches!(chosen(), Some(Cheat::Drip))
+}
+
+/// Whether to price packing at nothing: what that takes in a build for tests would decide what a test does.
+pub fn is_eager() -> bool {
+    matches!(chosen(), Some(Cheat::Eager))
 }
 
 /// A packed state, changed as told: one bit behind the head of its snapshot.

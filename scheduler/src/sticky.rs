@@ -7,9 +7,10 @@
 //! has the state, maybe a node that runs another segment too. Where no node holds all of a
 //! part that is gone, several share it: there alone rows are computed that cross cuts which are not in the log.
 //!
-//! A node that has no such state may fetch it from one that has ([`fetch`]): the bytes of the state over both lines, where that takes less
-//! than computing. With the state of 1,024 positions at 7,680 bytes each, packed to six sevenths, a line of 50 Mbit/s (6,250
-//! bytes a ms) carries it in 1.1 s, and a node that takes 2.4 ms a position would compute for 2.5 s.
+//! A node that has no such state may fetch it from one that has ([`fetch`]): packing, the slower of both lines, unpacking, where that takes
+//! less than computing. With the state of 1,024 positions at 7,680 bytes each, packed to six sevenths, a line of 50 Mbit/s (6,250
+//! bytes a ms) carries it in 1,079 ms; at 3 and 2 ms a MiB it is packed and unpacked in 38 ms; a node that takes 2.4 ms a position would
+//! compute for 2,458 ms, and does so anyway in the share of fetches that it checks.
 //!
 //! Limits: the search itself does not know what is kept; a route that shares some segments with the former one and is better than
 //! both is not found.
@@ -34,8 +35,40 @@ pub struct Former {
     pub followers: Vec<Segment>,
     /// Positions that this prompt shares with it.
     pub positions: u32,
-    /// Who of them may be asked for its state.
+    /// Who may be asked for its state.
     pub lenders: BTreeSet<NodeId>,
+    /// Who had it from another node, and from which.
+    pub rests: Vec<(Segment, NodeId)>,
+    /// Who may not be given a state.
+    pub barred: BTreeSet<NodeId>,
+    /// What a transfer costs beside the lines.
+    pub packing: Packing,
+}
+
+/// What a state costs that travels, beside the lines.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Packing {
+    /// Making a MiB of it shorter, ms.
+    pub pack_ms_per_mib: f64,
+    /// Making a MiB of it again, ms.
+    pub unpack_ms_per_mib: f64,
+    /// Share of fetches whose reader computes everything all the same, to compare.
+    pub checked: f64,
+}
+
+impl Packing {
+    /// What it takes until a node has `bytes` of state, ms, over lines of which the slower one carries `bytes_per_ms`.
+    pub fn fetch_ms(&self, bytes: u64, link_ms: f64, bytes_per_ms: f64) -> f64 {
+        let mib = bytes as f64 / f64::from(1 << 20);
+        CROSSINGS * link_ms
+            + PACKED * bytes as f64 / bytes_per_ms
+            + mib * (self.pack_ms_per_mib + self.unpack_ms_per_mib)
+    }
+
+    /// Whether that is quicker, on average, than computing for `worth_ms`.
+    pub fn pays(&self, fetch_ms: f64, worth_ms: f64) -> bool {
+        fetch_ms < worth_ms * (1.0 - self.checked)
+    }
 }
 
 /// A state that a node gets from another one instead of computing it.
@@ -53,6 +86,21 @@ impl Former {
     /// Whether the node of this segment has the state of its layers.
     pub fn has(&self, segment: &Segment) -> bool {
         self.segments.contains(segment) || self.followers.contains(segment)
+    }
+
+    /// From whom the node of this segment had the state, if from another one.
+    pub fn rests(&self, segment: &Segment) -> Option<NodeId> {
+        self.rests.iter().find(|(rests, _)| rests == segment).map(|(_, lender)| *lender)
+    }
+
+    /// The same where only those lend of which `lends` is true: what others have lent is not used either.
+    pub fn lent_by(mut self, lends: impl Fn(NodeId) -> bool) -> Self {
+        self.lenders.retain(|node| lends(*node));
+        let (rests, lenders) = (std::mem::take(&mut self.rests), &self.lenders);
+        let (kept, gone): (Vec<_>, Vec<_>) =
+            rests.into_iter().partition(|(_, lender)| lenders.contains(lender));
+        self.segments.retain(|segment| gone.iter().all(|(rests, _)| rests != segment));
+        Self { rests: kept, ..self }
     }
 }
 
@@ -97,7 +145,7 @@ pub fn fetch(
     former: &Former,
 ) -> Option<Fetch> {
     let segment = pipeline.segments().get(at)?;
-    if former.positions == 0 || former.lenders.is_empty() || former.has(segment) {
+    if former.positions == 0 || former.has(segment) {
         return None;
     }
     let mut rest = request.clone();
@@ -110,23 +158,28 @@ pub fn fetch(
 /// The cheapest lender of a leg's state, where that costs less than the leg does without it.
 fn cheapest(snapshot: &Snapshot, (whole, rest): (&Leg, &Leg), former: &Former) -> Option<Fetch> {
     let Segment { node, layers } = whole.segment;
+    if former.lenders.is_empty() || former.barred.contains(&node) {
+        return None;
+    }
     let worth_ms = whole.cost.total_ms() - rest.cost.total_ms();
     let reader = snapshot.host(node)?;
     let bytes: u64 = (layers.start()..layers.end())
         .map(|layer| snapshot.state_bytes(layer as usize, u64::from(former.positions)))
         .sum();
     let lends = |segment: &&Segment| {
-        segment.layers == layers && segment.node != node && former.lenders.contains(&segment.node)
+        let its_own = former.rests(segment).is_none() && former.lenders.contains(&segment.node);
+        segment.layers == layers && segment.node != node && its_own
     };
     let fetches = former.segments.iter().chain(&former.followers).filter(lends).filter_map(|segment| {
         let holder = snapshot.host(segment.node)?;
         let (from, to) = (snapshot.index_of(segment.node)?, snapshot.index_of(node)?);
         let link_ms = snapshot.link_ms(from, to).max(snapshot.link_ms(to, from));
-        let per_byte = 1.0 / holder.access.up_bytes_per_ms + 1.0 / reader.access.down_bytes_per_ms;
-        let ms = CROSSINGS * link_ms + PACKED * bytes as f64 * per_byte;
+        // The bytes flow: the slower line alone counts.
+        let bytes_per_ms = holder.access.up_bytes_per_ms.min(reader.access.down_bytes_per_ms);
+        let ms = former.packing.fetch_ms(bytes, link_ms, bytes_per_ms);
         Some(Fetch { holder: segment.node, ms, worth_ms })
     });
-    fetches.min_by(|a, b| a.ms.total_cmp(&b.ms)).filter(|fetch| fetch.ms < worth_ms)
+    fetches.min_by(|a, b| a.ms.total_cmp(&b.ms)).filter(|fetch| former.packing.pays(fetch.ms, worth_ms))
 }
 
 /// What it costs that rows between two segments of one node cross the requester: a node passes nothing on to itself, since each range has
@@ -308,6 +361,30 @@ mod tests {
         };
         let without = Former { lenders: [].into(), ..former.clone() };
         assert!(cost(&former) < cost(&without) - 300.0, "and the route is priced with that");
+        let barred = Former { barred: [NodeId::numbered(2)].into(), ..former.clone() };
+        assert_eq!(found(&line(1_000.0), &barred), None, "a node that may be given none");
+        let packing = Packing { pack_ms_per_mib: 1e6, ..Packing::default() };
+        assert_eq!(found(&line(1_000.0), &Former { packing, ..former.clone() }), None, "slow to pack");
+        let rests = Former { rests: vec![(segment(3, 1, 5), NodeId::numbered(9))], ..former.clone() };
+        assert_eq!(found(&line(1_000.0), &rests), None, "it had it from another node itself");
+        assert!(rests.clone().lent_by(|_| false).segments.iter().all(|s| s.node != NodeId::numbered(3)));
+        let nine = Former { lenders: [NodeId::numbered(9)].into(), ..rests };
+        assert_eq!(nine.clone().lent_by(|_| true), nine, "whose state came from one that lends still has it");
+    }
+
+    /// The state of a third of SmolLM2-135M (10 layers of 768 bytes a position), over 50 Mbit/s and over the loopback device, beside what a
+    /// machine takes that computes a position of it in 2.4 ms, and one that does in 0.01 ms.
+    #[test]
+    fn packing_and_the_share_that_is_checked_are_part_of_the_price() {
+        let packing = Packing { pack_ms_per_mib: 3.0, unpack_ms_per_mib: 2.0, checked: 0.2 };
+        let bytes = 1_024 * 7_680;
+        let slow = packing.fetch_ms(bytes, 1.0, 6_250.0);
+        assert!((slow - (6.0 + 1_078.5 + 37.5)).abs() < 0.1, "{slow}");
+        assert!(packing.pays(slow, 1_024.0 * 2.4), "2,458 ms of computing, four times in five");
+        assert!(!packing.pays(slow, 1_200.0) && slow < 1_200.0, "960 ms on average");
+        let near = packing.fetch_ms(bytes, 0.05, 2e6);
+        assert!((near - (0.3 + 3.4 + 37.5)).abs() < 0.1, "{near}");
+        assert!(!packing.pays(near, 1_024.0 * 0.01) && Packing::default().pays(3.7, 1_024.0 * 0.01));
     }
 
     /// Of the part that is gone no node holds all: two share it, and what is kept behind it counts.

@@ -24,6 +24,14 @@ pub struct StateArgs {
     /// node as a stage gets it too where requesters name a holder
     #[arg(long, value_enum, default_value = "off", value_name = "WHOM")]
     pub fetch_state: FetchState,
+    /// Share of the states that this node got as a stage which it computes all the same, to find who gives wrong ones: 0 to 1
+    #[arg(long, default_value_t = 0.2, value_name = "SHARE", value_parser = share)]
+    pub check_fetched: f64,
+}
+
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "a share is a number from 0 to 1".into())
 }
 
 /// Of whom a stage gets a state that it lacks.

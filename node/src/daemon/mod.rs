@@ -105,7 +105,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
-    let fetches = memory.lenders() != control::Lenders::Off;
+    let fetches = (memory.lenders() != control::Lenders::Off).then(|| memory.checked());
     let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };
     let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
     serving.prefixes = Prefixes::fetching(fetches);

@@ -105,7 +105,8 @@ impl Leases {
                 (None, _) => Role::Shadow,
             },
             beginnings,
-            source: source.filter(|_| stage.is_some() || state.plan.shadow == Shadow::All),
+            // Who follows checks the stage, and rests on nothing that it or another one says.
+            source: source.filter(|_| stage.is_some()),
         };
         let (network, there) = (state.means.network.clone(), state.plan.contact(node));
         let (me, feedback, model) = (state.means.me, state.means.feedback.clone(), state.plan.model);

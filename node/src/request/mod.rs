@@ -119,6 +119,7 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         state: RequestState {
             tokens: plan.prompt.clone(),
             logs,
+            rests: recalled.rests(),
             recalled,
             outboxes: PeerStreams::new(
                 means.network.clone(),

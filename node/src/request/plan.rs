@@ -266,6 +266,8 @@ pub struct Findings {
     pub thirds: u32,
     /// Who was proven wrong.
     pub convicted: Vec<NodeId>,
+    /// Who gave what is wrong after it had a state from whom: which of the two is to blame cannot be told.
+    pub misled: Vec<(NodeId, NodeId)>,
     /// What to remember of whom.
     pub outcomes: Vec<(NodeId, Outcome)>,
     /// Work that was signed for.
@@ -285,6 +287,7 @@ impl Default for Findings {
             integrity: None,
             thirds: 0,
             convicted: Vec::new(),
+            misled: Vec::new(),
             outcomes: Vec::new(),
             receipts: Vec::new(),
             proofs: Vec::new(),

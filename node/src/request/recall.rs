@@ -21,7 +21,7 @@
 //! Bounds: [`MOST_BYTES`] of rows and [`MOST`] sessions, the longest unused out first, each for [`TTL`], or as long as files keep them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -36,7 +36,10 @@ use p2p::{
         receipt::{Row, Terms},
     },
 };
-use scheduler::{LayerRange, ModelId, NodeId, Segment, SessionId, SessionKind, sticky::Former};
+use scheduler::{
+    LayerRange, ModelId, NodeId, Segment, SessionId, SessionKind,
+    sticky::{Former, Packing},
+};
 
 use super::{
     remembered::{RecallFile, Remembered},
@@ -51,11 +54,12 @@ use crate::{
 
 /// Rows remembered, bytes.
 const MOST_BYTES: usize = 256 << 20;
-/// A transfer has twice the time that computing should take, since both are estimates, and so long at least, ms: what two processes
-/// need to pack and unpack a state is not in its price.
+/// A transfer has twice the time that computing should take, since both are estimates, and so long at least, ms.
 const LEAST_MS: u32 = 1_000;
 /// A permit to fetch a state holds so long, seconds: clocks of two nodes differ.
 const PERMITTED_S: u32 = 300;
+/// Nodes that are left out of lending; when there are more, no node lends.
+const MOST_BARRED: usize = 4_096;
 /// Sessions remembered.
 const MOST: usize = 64;
 /// As long as workers and stages keep a state that is not used.
@@ -67,6 +71,9 @@ pub struct Recollections {
     all: Arc<Mutex<Vec<Remembered>>>,
     file: Option<RecallFile>,
     lenders: Lenders,
+    packing: Packing,
+    /// Nodes of which one gave what is wrong, and it may have been the state that it had or gave.
+    barred: Arc<Mutex<BTreeSet<NodeId>>>,
 }
 
 /// The beginning of a prompt that was computed before.
@@ -81,7 +88,10 @@ pub struct Recalled {
     /// Who ran what, and who computed along.
     segments: Vec<Segment>,
     followers: Vec<Segment>,
+    rests: Vec<(Segment, NodeId)>,
     lenders: Lenders,
+    packing: Packing,
+    barred: BTreeSet<NodeId>,
     names: BTreeMap<LayerRange, Vec<Beginning>>,
     /// What stages said to have before the first token: the least of it.
     least: Option<u32>,
@@ -103,9 +113,22 @@ impl Recollections {
         Ok(Self { all: Arc::new(Mutex::new(all)), file: Some(file), ..Self::default() })
     }
 
-    /// The same where stages may get states of these nodes.
-    pub fn lent_by(self, lenders: Lenders) -> Self {
-        Self { lenders, ..self }
+    /// The same where stages may get states of these nodes, at this price.
+    pub fn lent_by(self, lenders: Lenders, packing: Packing) -> Self {
+        Self { lenders, packing, ..self }
+    }
+
+    /// These nodes neither lend nor are lent a state any more.
+    pub(super) fn bar(&self, nodes: [NodeId; 2]) {
+        let mut barred = self.barred.lock().unwrap_or_else(PoisonError::into_inner);
+        if barred.len() < MOST_BARRED {
+            barred.extend(nodes);
+        }
+    }
+
+    /// Share of the fetched states that this node, as a stage, computes again.
+    pub fn checked(&self) -> f64 {
+        self.packing.checked
     }
 
     /// Of whom stages may get states.
@@ -172,7 +195,10 @@ impl Recollections {
             homes,
             segments: it.segments.clone(),
             followers: it.followers.clone(),
+            rests: it.rests.clone(),
             lenders: self.lenders,
+            packing: self.packing,
+            barred: self.barred.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             ..Recalled::default()
         }
     }
@@ -209,12 +235,24 @@ impl Recalled {
     pub fn former(&self, shares: &BTreeMap<NodeId, f64>) -> Former {
         let (segments, followers) = (self.segments.clone(), self.followers.clone());
         let lends = |node: &NodeId| match self.lenders {
+            _ if self.barred.len() >= MOST_BARRED || self.barred.contains(node) => false,
             Lenders::Off => false,
             Lenders::Known => shares.get(node).is_some_and(|share| *share < 1.0),
             Lenders::Any => true,
         };
-        let lenders = segments.iter().chain(&followers).map(|segment| segment.node).filter(lends).collect();
-        Former { segments, followers, positions: self.positions, lenders }
+        let nodes = segments.iter().chain(&followers).map(|segment| segment.node);
+        let lenders = nodes.chain(self.rests.iter().map(|(_, lender)| *lender)).filter(lends).collect();
+        let (rests, barred) = (self.rests.clone(), self.barred.clone());
+        let former = Former {
+            segments,
+            followers,
+            positions: self.positions,
+            lenders,
+            rests,
+            barred,
+            packing: self.packing,
+        };
+        former.lent_by(|_| true)
     }
 
     /// Where a node that computes under `terms` may get the longest of these beginnings that travels, of which a position takes so many bytes.
@@ -253,6 +291,11 @@ impl Recalled {
     /// The sessions that may have it in the own worker.
     pub(super) fn homes(&self) -> Vec<(SessionId, u32)> {
         self.homes.clone()
+    }
+
+    /// Who computed on a state that another node gave.
+    pub(super) fn rests(&self) -> Vec<(Segment, NodeId)> {
+        self.rests.clone()
     }
 
     /// The log to begin with.
@@ -311,6 +354,7 @@ mod tests {
             logs,
             segments: vec![Segment { node: NodeId::numbered(9), layers: LayerRange::new(3, 5).unwrap() }],
             followers: Vec::new(),
+            rests: Vec::new(),
             used: Instant::now(),
         }
     }
@@ -347,7 +391,7 @@ mod tests {
     #[test]
     fn a_state_is_fetched_of_known_nodes_alone() {
         let lenders = |lenders: Lenders, shares: &[(u64, f64)]| {
-            let memory = Recollections::default().lent_by(lenders);
+            let memory = Recollections::default().lent_by(lenders, Packing::default());
             memory.keep(session(1, 0..100, 0));
             let shares = shares.iter().map(|(node, share)| (NodeId::numbered(*node), *share)).collect();
             let former = recalled(&memory, 0..100, Wire::Raw).former(&shares);
@@ -356,6 +400,22 @@ mod tests {
         let known = Lenders::Known;
         assert_eq!([&[][..], &[(9, 1.0)], &[(9, 0.2)]].map(|shares| lenders(known, shares)), [0, 0, 1]);
         assert_eq!((lenders(Lenders::Off, &[(9, 0.2)]), lenders(Lenders::Any, &[])), (0, 1));
+    }
+
+    /// A node that had its state from another one has it only as long as that one is believed, and neither takes part again after
+    /// one of them gave what is wrong.
+    #[test]
+    fn what_was_fetched_is_as_good_as_who_gave_it() {
+        let memory = Recollections::default().lent_by(Lenders::Any, Packing::default());
+        let it = session(1, 0..100, 0);
+        let (rested, lender) = (it.segments[0], NodeId::numbered(7));
+        memory.keep(Remembered { rests: vec![(rested, lender)], ..it });
+        let former = || recalled(&memory, 0..100, Wire::Raw).former(&BTreeMap::new());
+        assert!(former().has(&rested) && former().rests(&rested) == Some(lender));
+        assert!(!former().lent_by(|node| node != lender).has(&rested), "it lends no more");
+        memory.bar([rested.node, lender]);
+        assert!(!former().has(&rested) && former().lenders.is_empty(), "{:?}", former());
+        assert!(former().barred.contains(&rested.node));
     }
 
     #[test]

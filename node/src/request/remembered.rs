@@ -29,6 +29,8 @@ pub(super) struct Remembered {
     /// Who ran what, and who computed along.
     pub(super) segments: Vec<Segment>,
     pub(super) followers: Vec<Segment>,
+    /// Who had the state of the beginning from another node, and from which. Not on disk, and neither is it there that these ran.
+    pub(super) rests: Vec<(Segment, NodeId)>,
     pub(super) used: Instant,
 }
 
@@ -93,7 +95,12 @@ fn written(it: &Remembered) -> Written {
         tokens: it.tokens.clone(),
         hidden: it.logs.hidden() as u64,
         logs: it.logs.all().map(rows).collect(),
-        segments: it.segments.iter().map(ran).collect(),
+        segments: it
+            .segments
+            .iter()
+            .filter(|segment| it.rests.iter().all(|(rests, _)| rests != *segment))
+            .map(ran)
+            .collect(),
         followers: it.followers.iter().map(ran).collect(),
     }
 }
@@ -114,6 +121,7 @@ fn read(bytes: &[u8]) -> Option<Remembered> {
         logs,
         segments: it.segments.iter().map(segment).collect::<Option<_>>()?,
         followers: it.followers.iter().map(segment).collect::<Option<_>>()?,
+        rests: Vec::new(),
         used: Instant::now(),
     })
 }

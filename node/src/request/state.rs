@@ -71,6 +71,8 @@ pub(super) struct RequestState {
     pub(super) logs: Logs,
     /// The beginning of the prompt that was computed before.
     pub(super) recalled: Recalled,
+    /// Whose state of the beginning another node computed, and which: what they give wrong may be the fault of either.
+    pub(super) rests: Vec<(Segment, NodeId)>,
     pub(super) outboxes: PeerStreams,
     pub(super) followers: Followers,
     pub(super) timing: Timing,
@@ -198,7 +200,12 @@ impl RequestState {
         let planned = sources.swap_remove(at);
         if have > 0 {
             let (node, from) = (format!("{:?}", segment.node), format!("{:?}", planned.contact.node));
-            self.note(StepKind::Fetched { node, from, end: have });
+            self.rests.retain(|(rests, _)| *rests != segment);
+            self.rests.push((segment, planned.contact.node));
+            // What it fetched for an earlier prompt crosses no line now.
+            if planned.worth_ms > 0.0 {
+                self.note(StepKind::Fetched { node, from, end: have });
+            }
         }
     }
 
@@ -360,6 +367,7 @@ impl RequestState {
         let ended = matches!(report.end, End::Stop | End::Length | End::Cancelled);
         let sound = report.findings.convicted.is_empty()
             && report.findings.evidence == 0
+            && report.findings.misled.is_empty()
             && report.findings.integrity.is_none();
         // The row of the last token was never computed.
         let positions = (self.tokens.len() as u32).saturating_sub(1);
@@ -385,6 +393,7 @@ impl RequestState {
             logs: self.logs.beginning(positions),
             segments,
             followers,
+            rests: self.rests.clone(),
             used: Instant::now(),
         });
         self.means.worker.forget(&gone);
@@ -393,9 +402,9 @@ impl RequestState {
 
     /// Someone lied in this session, as was found behind the answer: nothing goes on from it.
     pub(super) fn disown(&self) {
-        if let Some(memory) =
-            self.means.memory.as_ref().filter(|_| !self.report.findings.convicted.is_empty())
-        {
+        let findings = &self.report.findings;
+        let lied = !(findings.convicted.is_empty() && findings.misled.is_empty());
+        if let Some(memory) = self.means.memory.as_ref().filter(|_| lied) {
             memory.forget(self.place());
             self.means.worker.forget(&[self.place()]);
         }

@@ -308,8 +308,14 @@ impl Checks {
     ) -> Vec<Event> {
         let mut book = Book::new(self.book(state, layers).terms.clone(), 0);
         std::mem::swap(&mut book, self.book(state, layers));
-        let suspect = Suspect { node, layers, at, upto, book, logs: state.logs.clone() };
-        self.accuse(&mut state.report, suspect);
+        let segment = Segment { node, layers };
+        match state.rests.iter().find(|(rests, _)| *rests == segment).map(|(_, lender)| *lender) {
+            Some(lender) => self.misled(state, node, lender),
+            None => {
+                let suspect = Suspect { node, layers, at, upto, book, logs: state.logs.clone() };
+                self.accuse(&mut state.report, suspect);
+            }
+        }
         self.books.retain(|book| book.layers() != layers);
         self.denied.insert(node);
         tracing::warn!(%node, %layers, at, "what a stage gave is not what its inputs give");
@@ -346,6 +352,17 @@ impl Checks {
                 report.findings.convicted.push(node);
             }
             _ => self.suspects.push(suspect),
+        }
+    }
+
+    /// What `node` gave is wrong, and its state of the beginning came from `lender`: one of the two did it, and which cannot be told. Neither
+    /// is convicted, and neither lends or is lent a state for prompts of this node again, so this excuse serves a liar once.
+    fn misled(&mut self, state: &mut RequestState, node: NodeId, lender: NodeId) {
+        tracing::warn!(%node, %lender, "wrong, on a state that another node gave");
+        self.outcomes.extend([node, lender].map(|node| (node, Outcome::Aborted)));
+        state.report.findings.misled.push((node, lender));
+        if let Some(memory) = &state.means.memory {
+            memory.bar([node, lender]);
         }
     }
 

@@ -23,7 +23,7 @@ use p2p::{
 };
 use scheduler::{NodeId, SessionId};
 
-use super::prefixes::{Found, Step};
+use super::prefixes::{Found, Origin, Step};
 use crate::sessions::JOBS_AHEAD;
 
 /// Jobs whose outputs are not there yet.
@@ -42,6 +42,9 @@ pub(super) struct CommitmentChain {
     steps: Vec<Step>,
     waiting: VecDeque<Inputs>,
     last: Option<Commit>,
+    /// Who gave the state that it went on from.
+    rests_on: Option<NodeId>,
+    /// What rows have not shown to be right yet: of what it went on from, or of what it has computed here all the same.
     fetched: Option<Fetched>,
     /// What it went on from was wrong, and nothing was computed from the first position since.
     void: bool,
@@ -54,6 +57,8 @@ struct Fetched {
     from: u32,
     /// What that and those after it gave there.
     steps: Vec<Step>,
+    /// The requester's rows are others than those that it named: what they give says nothing of who gave the state.
+    unsure: bool,
 }
 
 /// Where a state that was fetched came from, and what it is here.
@@ -67,17 +72,33 @@ pub(super) struct Liable {
 }
 
 impl Fetched {
-    /// Whether these rows from position `from` on gave there what they gave here, as far as they are the same.
-    fn agrees(&self, from: u32, inputs: &[Row], outputs: &[Row]) -> bool {
-        let known = |at: u32| self.steps.get(at.checked_sub(self.from)? as usize);
-        (from..).zip(inputs.iter().zip(outputs)).all(|(at, (input, output))| {
-            known(at).is_none_or(|known| known.input != *input || known.output == *output)
-        })
+    /// Whether these rows from position `from` on gave there something else than here.
+    fn is_refuted(&mut self, from: u32, inputs: &[Row], outputs: &[Row]) -> bool {
+        for (at, (input, output)) in (from..).zip(inputs.iter().zip(outputs)) {
+            let known = at.checked_sub(self.from).and_then(|at| self.steps.get(at as usize));
+            let Some(known) = known else { continue };
+            self.unsure |= known.input != *input;
+            if !self.unsure && known.output != *output {
+                return true;
+            }
+        }
+        false
     }
 
-    fn ends_before(&self, position: u32) -> bool {
-        self.from + self.steps.len() as u32 <= position
+    fn end(&self) -> u32 {
+        self.from + self.steps.len() as u32
     }
+}
+
+/// What rows show of a state that was fetched.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Finding {
+    /// It is wrong, and what was computed on it goes.
+    Wrong(Liable),
+    /// Who gave it signed for outputs that its inputs do not give; all of it was computed here.
+    Lied(Liable),
+    /// So many positions were computed here and gave the same outputs: the states can be compared.
+    Comparable(Liable, u32),
 }
 
 struct Inputs {
@@ -95,8 +116,8 @@ pub(super) struct Said {
     pub(super) drafted: u16,
     /// What to sign now.
     pub(super) commit: Option<Commit>,
-    /// Who gave a state on which these rows came out otherwise than they did there.
-    pub(super) wrong: Option<Liable>,
+    /// What these rows show of a state that was fetched.
+    pub(super) finding: Option<Finding>,
 }
 
 /// Digests of `rows` rows that lie one after the other.
@@ -142,6 +163,7 @@ impl CommitmentChain {
             steps,
             waiting,
             last: None,
+            rests_on: None,
             fetched: None,
             void: false,
         }
@@ -150,11 +172,28 @@ impl CommitmentChain {
     /// Goes on from the first `have` positions of what was found. Where another node has computed them, the rows that follow show whether it did.
     pub(super) fn go_on_from(&mut self, found: &Found, have: u32) {
         self.resume(&found.steps[..have as usize]);
-        let steps = found.steps[have as usize..].to_vec();
-        self.fetched = found.from.map(|holder| {
+        self.rests_on = found.origin.map(|origin| origin.holder);
+        if found.origin.is_some_and(|origin| !origin.shown) {
+            self.compare(found, have);
+        }
+    }
+
+    /// Computes all of what was found, and compares it with what another node has computed.
+    pub(super) fn watch(&mut self, found: &Found) {
+        self.compare(found, 0);
+    }
+
+    fn compare(&mut self, found: &Found, from: u32) {
+        let steps = found.steps.get(from as usize..).unwrap_or_default().to_vec();
+        self.fetched = found.origin.map(|Origin { holder, .. }| {
             let liable = Liable { holder, number: found.number, place: found.place };
-            Fetched { liable, from: have, steps }
+            Fetched { liable, from, steps, unsure: false }
         });
+    }
+
+    /// Where what a later session may go on from came from, if not from here.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        self.rests_on.map(|holder| Origin { holder, shown: true })
     }
 
     /// Goes on from an earlier session, as if these steps had been computed now.
@@ -169,7 +208,7 @@ impl CommitmentChain {
 
     /// What it was agreed on, and the steps that a later session may go on from: none of their rows can be rejected.
     pub(super) fn keepable(&self) -> (&Terms, Vec<Step>) {
-        let sound = self.fetched.is_none() && !self.void;
+        let sound = !self.void && (self.fetched.is_none() || self.rests_on.is_none());
         let confirmed = if sound { self.steps.len().min(self.confirmed as usize) } else { 0 };
         (&self.terms, self.steps[..confirmed].to_vec())
     }
@@ -235,17 +274,25 @@ impl CommitmentChain {
                 break inputs;
             }
         };
-        let mut said = Said { feed: inputs.feed, drafted: inputs.drafted, commit: None, wrong: None };
+        let mut said = Said { feed: inputs.feed, drafted: inputs.drafted, commit: None, finding: None };
         // What still comes of a state that was thrown away goes nowhere.
         self.void &= from > 0;
         said.feed |= self.void;
         let outputs = digests(rows, wire, bytes);
-        if let Some(fetched) = self.fetched.take_if(|fetched| !fetched.agrees(from, &inputs.rows, &outputs)) {
-            self.truncate(0);
-            (self.confirmed, self.void) = (0, true);
-            return Some(Said { feed: true, wrong: Some(fetched.liable), ..said });
+        if let Some(fetched) =
+            self.fetched.take_if(|fetched| fetched.is_refuted(from, &inputs.rows, &outputs))
+        {
+            if self.rests_on.take().is_some() {
+                self.truncate(0);
+                (self.confirmed, self.void) = (0, true);
+                return Some(Said { feed: true, finding: Some(Finding::Wrong(fetched.liable)), ..said });
+            }
+            said.finding = Some(Finding::Lied(fetched.liable));
         }
-        self.fetched.take_if(|fetched| fetched.ends_before(from + rows));
+        let done = |fetched: &mut Fetched| !fetched.unsure && fetched.end() <= from + rows;
+        if let Some(fetched) = self.fetched.take_if(done).filter(|_| self.rests_on.is_none()) {
+            said.finding = Some(Finding::Comparable(fetched.liable, fetched.end()));
+        }
         if from > self.positions() {
             return Some(said);
         }
@@ -286,5 +333,31 @@ impl CommitmentChain {
         };
         let offer = Box::new(work.offer(stage).ok()?.try_into().ok()?);
         Some(Settlement { layers: self.terms.layers, commit: commit.write(), offer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An honest holder is not blamed for what follows from rows that its requester changed.
+    #[test]
+    fn a_state_is_refuted_by_the_rows_that_were_signed_for_and_by_no_others() {
+        let row = |value: f32| Row::of(Wire::Raw, &value.to_le_bytes());
+        let liable = Liable { holder: NodeId::numbered(1), number: 1, place: SessionId::numbered(1) };
+        let steps: Vec<Step> =
+            (0..4u8).map(|at| Step { input: row(at.into()), output: row(f32::from(at) + 10.0) }).collect();
+        let watched = || Fetched { liable, from: 32, steps: steps.clone(), unsure: false };
+        let (inputs, outputs): (Vec<Row>, Vec<Row>) =
+            steps.iter().map(|step| (step.input, step.output)).unzip();
+        let mut honest = watched();
+        assert!(!honest.is_refuted(32, &inputs, &outputs) && !honest.unsure && honest.end() == 36);
+        assert!(!honest.is_refuted(36, &inputs, &outputs[..1]), "rows behind it say nothing");
+        let wrong = [outputs[0], row(0.5)];
+        assert!(watched().is_refuted(32, &inputs[..2], &wrong));
+        assert!(watched().is_refuted(30, &[row(7.0), row(7.0), inputs[0]], &[row(7.0), row(7.0), row(0.5)]));
+        let mut changed = watched();
+        assert!(!changed.is_refuted(32, &[row(0.25)], &[row(0.5)]) && changed.unsure);
+        assert!(!changed.is_refuted(33, &inputs[1..2], &[row(0.5)]), "it follows from the changed one");
     }
 }

@@ -40,14 +40,19 @@ impl Running {
         let kept = self.inputs.get_mut(&start).filter(|_| earlier).map_or(u32::MAX, Inputs::begin_epoch);
         // A session that has computed something here goes on from that.
         let fresh = !self.inputs.contains_key(&start);
-        let find = || self.stage.prefixes.find(self.stage.requester, &lease.beginnings, Clock::now());
+        let source = lease.source.as_ref().filter(|_| lease.role == Role::Stage);
+        let from = source.map(|source| source.permit.holder);
+        let find = || self.stage.prefixes.find(self.stage.requester, &lease.beginnings, from, Clock::now());
         let mut found = if fresh { find() } else { None };
-        if let Some(source) =
-            lease.source.as_ref().filter(|_| fresh && found.is_none() && self.stage.prefixes.may_fetch())
+        let mut checks = false;
+        if let Some(source) = source.filter(|_| fresh && found.is_none())
+            && let Some(share) = self.stage.prefixes.checked_share()
         {
             found = pages::fetch(&self.stage, &lease, source).await;
+            // Drawn when the holder has given it: it cannot know.
+            checks = pages::random().is_none_or(|random| pages::is_checked(share, random));
         }
-        let named = found.iter().map(|found| (found.place, found.positions)).collect();
+        let named = found.iter().filter(|_| !checks).map(|found| (found.place, found.positions)).collect();
         let open = OpenSession { at: open.at.min(kept), kept: named, ..open };
         #[cfg(debug_assertions)]
         if crate::cheat::claims()
@@ -63,7 +68,7 @@ impl Running {
         }
         match opened {
             Ok(have) => {
-                let have = self.go_on(&lease, have, found);
+                let have = self.go_on(&lease, have, (found, checks));
                 if let Some(next) = &lease.next {
                     let (network, next) = (self.stage.network.clone(), next.clone());
                     let by = self.stage.requester;
@@ -127,7 +132,8 @@ impl Running {
     }
 
     /// The chain of a lease goes on where cache and chain both are; says where that is.
-    fn go_on(&mut self, lease: &Lease, have: u32, found: Option<Found>) -> u32 {
+    /// Of what was found `checks` says that all of it is computed all the same.
+    fn go_on(&mut self, lease: &Lease, have: u32, (found, checks): (Option<Found>, bool)) -> u32 {
         let start = lease.layers.start();
         if have > 0
             && let Some(word) = self.words.get_mut(&start).filter(|word| word.fits(lease))
@@ -142,10 +148,14 @@ impl Running {
         let random = u32::from_le_bytes(random);
         let mut word = CommitmentChain::new(lease, self.stage.requester, it, clock::receipt_s(), random);
         if let Some(found) = found {
-            match have > 0 && have as usize <= found.steps.len() {
-                true => word.go_on_from(&found, have),
-                // The worker gave it up for others, or is another one.
-                false => self.stage.prefixes.forget(found.number),
+            if have > 0 && have as usize <= found.steps.len() {
+                word.go_on_from(&found, have);
+            } else {
+                // It is compared, or the worker gave it up for others, or is another one.
+                self.stage.prefixes.forget(found.number);
+            }
+            if checks && have == 0 {
+                word.watch(&found);
             }
         }
         let have = word.positions();
@@ -164,7 +174,7 @@ impl Running {
         let kept = self.words.iter().filter_map(|(start, word)| {
             let (terms, steps) = word.keepable();
             let positions = steps.len() as u32;
-            let freed = self.stage.prefixes.keep((place, terms), (steps, None), governor, now)?;
+            let freed = self.stage.prefixes.keep((place, terms), (steps, word.origin()), governor, now)?;
             self.stage.worker.forget(&freed);
             Some((*start, positions))
         });

@@ -51,7 +51,7 @@ use tokio::{
 use tracing::Instrument;
 
 use self::{
-    commitment_chain::{CommitmentChain, Liable},
+    commitment_chain::{CommitmentChain, Finding, Liable},
     inputs::Inputs,
     lazy_log::{Frame, LazyLog},
     neighbors::Neighbors,
@@ -437,8 +437,11 @@ impl Running {
                     .words
                     .get_mut(&start)
                     .and_then(|word| word.computed(output.from, output.rows, wire, &bytes, follow, identity));
-                if let Some(liable) = said.as_ref().and_then(|said| said.wrong) {
-                    return self.void(start, liable);
+                if let Some(finding) = said.as_ref().and_then(|said| said.finding) {
+                    self.found(start, finding);
+                    if matches!(finding, Finding::Wrong(_)) {
+                        return;
+                    }
                 }
                 let header = Header {
                     kind: Kind::Activations,
@@ -479,28 +482,37 @@ impl Running {
         }
     }
 
-    /// The rows that follow a state which was fetched show that it is not what the requester's rows give: all of it goes, and who
-    /// gave it is remembered.
-    fn void(&mut self, start: u32, liable: Liable) {
-        let Some(lease) = self.leases.get(start) else { return };
-        let (model, role) = (lease.model, lease.role);
-        tracing::warn!(holder = %liable.holder, session = %self.stage.session, "a state that was fetched is wrong");
-        self.stage.prefixes.forget(liable.number);
-        self.stage.worker.forget(&[liable.place]);
-        let _ = self.stage.books.try_send(Served::Misled { by: liable.holder, model });
-        if let Some(inputs) = self.inputs.get_mut(&start) {
-            inputs.cut(0);
+    /// Rows show what a state that was fetched is worth: if it is wrong all that was computed on it goes, and who gave it is remembered.
+    fn found(&mut self, start: u32, finding: Finding) {
+        let Some(model) = self.leases.get(start).map(|lease| lease.model) else { return };
+        let (books, worker) = (self.stage.books.clone(), self.stage.worker.get());
+        let (Finding::Wrong(liable) | Finding::Lied(liable) | Finding::Comparable(liable, _)) = finding;
+        let Liable { holder, number, place } = liable;
+        self.stage.prefixes.forget(number);
+        match finding {
+            Finding::Comparable(_, positions) => {
+                let open = (self.stage.place(), start);
+                tokio::spawn(async move {
+                    let same = worker.agree(open, place, positions).await;
+                    tracing::info!(%holder, positions, ?same, "a state that was fetched is compared");
+                    worker.forget(place);
+                    if let Ok(false) = same {
+                        let _ = books.send(Served::Misled { by: holder, model }).await;
+                    }
+                });
+                return;
+            }
+            Finding::Lied(_) => {}
+            Finding::Wrong(_) => {
+                if let Some(inputs) = self.inputs.get_mut(&start) {
+                    inputs.cut(0);
+                }
+                self.tell_requester(Kind::NeedReplay, start, 0, Bytes::new());
+            }
         }
-        match role {
-            Role::Stage => self.tell_requester(Kind::NeedReplay, start, 0, Bytes::new()),
-            // Who follows is not replayed to: another one does.
-            _ => self.tell_requester(
-                Kind::Failed,
-                start,
-                0,
-                Bytes::from_static(b"a state that was fetched is wrong"),
-            ),
-        }
+        tracing::warn!(%holder, session = %self.stage.session, "a state that was fetched is wrong");
+        worker.forget(place);
+        let _ = books.try_send(Served::Misled { by: holder, model });
     }
 
     /// An output goes to the next stage, and to the requester if it keeps the log.

@@ -5,7 +5,12 @@
 //! of this requester like any other ([`super::prefixes`]). The last [`EVERY`] positions are not taken over: their rows come as
 //! in every session and are computed on what was fetched, and unless they give the outputs that were signed for, all of it is
 //! thrown away before anything is signed or sent on (`CommitmentChain`).
-//! What these rows do not see of the state is not looked at: a stage fetches only where its owner said so.
+//!
+//! What these rows do not see of a state, a random check does ([`is_checked`]): of the share of fetches that the owner gave, nothing is taken over.
+//! The stage says that it lacks the beginning, gets its rows from the requester as ever, computes all of it, and then has its worker compare the two
+//! states bit for bit. Either way, who gave a wrong one is struck. What is computed on a state that was not checked rests on its
+//! holder: it is kept under that name, serves only where the requester names the holder again, and is lent to no third node ([`super::prefixes`]);
+//! the requester convicts neither of the two for what follows from it (`request/verify.rs`).
 //!
 //! Deadlines: [`ASK`] until the holder begins to answer, [`STALL`] between two pieces, and for all of it
 //! what the requester says that it is worth; then the rows are computed as if the holder did not exist.
@@ -34,7 +39,7 @@ use tokio::{
 
 use super::{
     Stage, commitment_chain,
-    prefixes::{Found, Prefixes, Step},
+    prefixes::{Found, Origin, Prefixes, Step},
 };
 use crate::{
     clock,
@@ -128,10 +133,10 @@ async fn fetch_to(
     imported.map_err(|fault| fault.to_string())?;
     let steps = rows.into_iter().map(|[input, output]| Step { input, output }).collect();
     let now = Clock::now();
-    let fetched = (steps, Some(permit.holder));
-    let freed = stage.prefixes.keep((place, &terms), fetched, governor, now);
+    let origin = Origin { holder: permit.holder, shown: false };
+    let freed = stage.prefixes.keep((place, &terms), (steps, Some(origin)), governor, now);
     stage.worker.forget(&freed.ok_or("no more room for beginnings of this requester")?);
-    let found = stage.prefixes.find(stage.requester, &[beginning], now);
+    let found = stage.prefixes.find(stage.requester, &[beginning], Some(permit.holder), now);
     Ok((found.ok_or("it is gone again")?, bytes))
 }
 
@@ -139,9 +144,16 @@ fn text(error: io::Error) -> String {
     error.to_string()
 }
 
-fn random() -> Option<[u8; 16]> {
+/// Bytes that no other node knows.
+pub(super) fn random() -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).ok().map(|()| bytes)
+}
+
+/// Whether a state that was fetched is computed here all the same, as drawn with `random`: so many are as `share` says.
+pub(super) fn is_checked(share: f64, random: [u8; 16]) -> bool {
+    let [a, b, c, d, ..] = random;
+    f64::from(u32::from_le_bytes([a, b, c, d])) < share * 2f64.powi(32)
 }
 
 async fn read(stream: &mut Stream, bytes: usize) -> io::Result<Vec<u8>> {
@@ -206,9 +218,33 @@ impl Lender {
         let head = Head::sign(&self.identity, &permit, raw_bytes, &steps, &packed);
         stream.write_all(&head.write()).await.map_err(text)?;
         stream.write_all(&steps).await.map_err(text)?;
+        #[cfg(debug_assertions)]
+        if crate::cheat::drips() {
+            for drop in packed.chunks(1 << 10) {
+                stream.write_all(drop).await.map_err(text)?;
+                stream.flush().await.map_err(text)?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
         stream.write_all(&packed).await.map_err(text)?;
         stream.flush().await.map_err(text)?;
         stream.finish().await.map_err(|error| error.to_string())?;
         Ok(packed.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_states_are_checked_as_the_owner_said() {
+        let checked = |share: f64| {
+            let draws = (0..10_000u32).map(|draw| *blake3::hash(&draw.to_le_bytes()).as_bytes());
+            draws.filter(|bytes| is_checked(share, bytes[..16].try_into().unwrap())).count()
+        };
+        assert_eq!((checked(0.0), checked(1.0)), (0, 10_000));
+        // Four standard deviations of 10,000 draws.
+        assert!(checked(0.2).abs_diff(2_000) < 160, "{}", checked(0.2));
     }
 }

@@ -39,7 +39,8 @@ pub(super) struct Step {
 #[derive(Clone, Debug, Default)]
 pub struct Prefixes {
     table: Arc<Mutex<Table>>,
-    fetches: bool,
+    /// Whether what is not here may be fetched, and the share of it that is computed all the same.
+    fetches: Option<f64>,
 }
 
 #[derive(Debug, Default)]
@@ -59,8 +60,7 @@ struct Entry {
     place: SessionId,
     names: Vec<Beginning>,
     steps: Arc<[Step]>,
-    /// The node that it was fetched from; what a session computes on it is an entry of its own.
-    from: Option<NodeId>,
+    origin: Option<Origin>,
     used: Instant,
     /// Counts its positions.
     _permit: Permit,
@@ -76,8 +76,8 @@ pub(super) struct Found {
     pub(super) positions: u32,
     /// What was done at them, and maybe beyond.
     pub(super) steps: Arc<[Step]>,
-    /// The node that it was fetched from: then the last [`prefix::EVERY`] of its positions are not among these and show what it is worth.
-    pub(super) from: Option<NodeId>,
+    /// Where that was, if not here.
+    pub(super) origin: Option<Origin>,
 }
 
 /// A beginning that another node may have.
@@ -88,6 +88,17 @@ pub(super) struct Lent {
     pub(super) first: u32,
     /// What was done at its positions.
     pub(super) steps: Vec<Step>,
+}
+
+/// Where an entry came from that was not, or not all, computed here: it serves only where the requester names this node as its source,
+/// and no third node gets it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Origin {
+    /// Who gave the state of the beginning.
+    pub(super) holder: NodeId,
+    /// Whether rows were computed here on it and came out as they had there; until then the last [`prefix::EVERY`] positions are not taken
+    /// over, but show that.
+    pub(super) shown: bool,
 }
 
 impl Table {
@@ -104,13 +115,13 @@ impl Table {
 }
 
 impl Prefixes {
-    /// None yet; whether what is not here may be fetched from other nodes.
-    pub fn fetching(fetches: bool) -> Self {
+    /// None yet; where what is not here may be fetched from other nodes, the share of it that is computed all the same.
+    pub fn fetching(fetches: Option<f64>) -> Self {
         Self { fetches, ..Self::default() }
     }
 
-    /// Whether what is not here may be fetched from other nodes.
-    pub(super) fn may_fetch(&self) -> bool {
+    /// The share of fetched states that is computed all the same; `None` where nothing may be fetched.
+    pub(super) fn checked_share(&self) -> Option<f64> {
         self.fetches
     }
 
@@ -119,30 +130,43 @@ impl Prefixes {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The longest of these beginnings that `requester` had computed here.
-    pub(super) fn find(&self, requester: NodeId, offered: &[Beginning], now: Instant) -> Option<Found> {
+    /// The longest of these beginnings that `requester` had computed here, or at `source`.
+    pub(super) fn find(
+        &self,
+        requester: NodeId,
+        offered: &[Beginning],
+        source: Option<NodeId>,
+        now: Instant,
+    ) -> Option<Found> {
         let mut table = self.lock();
         let its = |beginning: &Beginning| {
             let number = *table.by_name.get(&beginning.name)?;
             let entry = table.entries.get(&number)?;
             let fresh = now.saturating_duration_since(entry.used) <= TTL;
             let fits = beginning.positions as usize <= entry.steps.len();
-            let unproven = if entry.from.is_some() { prefix::EVERY } else { 0 };
+            let unproven = if entry.origin.is_some_and(|origin| !origin.shown) { prefix::EVERY } else { 0 };
             let positions = beginning.positions.min((entry.steps.len() as u32).saturating_sub(unproven));
             let its = entry.requester == requester && fresh && fits && positions > 0;
-            its.then_some((number, positions))
+            let meant = entry.origin.is_none_or(|origin| Some(origin.holder) == source);
+            (its && meant).then_some((number, positions))
         };
         let (number, positions) = offered.iter().find_map(its)?;
         let entry = table.entries.get_mut(&number)?;
         entry.used = now;
-        Some(Found { number, place: entry.place, positions, steps: entry.steps.clone(), from: entry.from })
+        Some(Found {
+            number,
+            place: entry.place,
+            positions,
+            steps: entry.steps.clone(),
+            origin: entry.origin,
+        })
     }
 
     /// A beginning that `requester` had computed here, for a node that it named.
     pub(super) fn lend(&self, requester: NodeId, beginning: Beginning, now: Instant) -> Option<Lent> {
-        let found = self.find(requester, &[beginning], now)?;
+        let found = self.find(requester, &[beginning], None, now)?;
         let table = self.lock();
-        let entry = table.entries.get(&found.number).filter(|entry| entry.from.is_none())?;
+        let entry = table.entries.get(&found.number)?;
         let steps = found.steps.get(..found.positions as usize)?.to_vec();
         Some(Lent { model: entry.model, place: found.place, first: entry.first, steps })
     }
@@ -157,7 +181,7 @@ impl Prefixes {
     pub(super) fn keep(
         &self,
         (place, terms): (SessionId, &Terms),
-        (steps, from): (Vec<Step>, Option<NodeId>),
+        (steps, origin): (Vec<Step>, Option<Origin>),
         governor: &Governor,
         now: Instant,
     ) -> Option<Vec<SessionId>> {
@@ -199,7 +223,7 @@ impl Prefixes {
             place,
             names,
             steps: steps.into(),
-            from,
+            origin,
             used: now,
             _permit: permit,
         };
@@ -207,5 +231,54 @@ impl Prefixes {
         // A session has an entry for each range: what one of them needs is not forgotten for another.
         freed.retain(|place| table.entries.values().all(|entry| entry.place != *place));
         Some(freed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use p2p::{
+        codec::{Rounding, Wire},
+        wire::announce::Class,
+    };
+    use scheduler::{LayerRange, SessionKind};
+
+    use super::*;
+
+    /// What rests on another node's word serves where the requester named that node, and goes to no third one under this one's name.
+    #[test]
+    fn a_state_of_another_node_serves_where_that_is_named_and_is_not_lent() {
+        let (prefixes, governor, now) = (Prefixes::default(), Governor::default(), Instant::now());
+        let (requester, holder) = (NodeId::numbered(1), NodeId::numbered(2));
+        let terms = Terms {
+            session: SessionId::numbered(3),
+            requester,
+            model: ModelId::numbered(4),
+            layers: LayerRange::new(1, 3).unwrap(),
+            hidden: 1,
+            class: Class::D1,
+            rounding: Rounding::NONE,
+            kind: SessionKind::DEFAULT,
+            inner: false,
+        };
+        let row = |at: u32| Row::of(Wire::Raw, &(at as f32).to_le_bytes());
+        let steps: Vec<Step> = (0..48).map(|at| Step { input: row(at), output: row(at) }).collect();
+        let all = names(&terms, steps.iter().map(|step| &step.input));
+        let last = *all.last().unwrap();
+        let keep =
+            |origin| prefixes.keep((SessionId::numbered(5), &terms), (steps.clone(), origin), &governor, now);
+        let found = |source| prefixes.find(requester, &[last], source, now).map(|found| found.positions);
+        let lends = || prefixes.lend(requester, last, now).is_some();
+        keep(Some(Origin { holder, shown: false })).unwrap();
+        assert_eq!(
+            [found(None), found(Some(NodeId::numbered(9))), found(Some(holder))],
+            [None, None, Some(32)]
+        );
+        assert!(!lends());
+        keep(Some(Origin { holder, shown: true })).unwrap();
+        assert_eq!([found(None), found(Some(holder))], [None, Some(48)]);
+        assert!(!lends());
+        keep(None).unwrap();
+        assert_eq!([found(None), found(Some(holder))], [Some(48), Some(48)]);
+        assert!(lends());
     }
 }

@@ -471,6 +471,21 @@ impl Worker {
         Ok(self.ask(|id| Ask::Import { id, open, raw_bytes }, packed).await?.have)
     }
 
+    /// Whether the first positions of an open range are bit for bit those that are kept of an ended session.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] when one of the two does not hold them; [`Fault::Busy`], [`Fault::Dead`].
+    pub async fn agree(
+        &self,
+        (session, first): (SessionId, u32),
+        kept: SessionId,
+        positions: u32,
+    ) -> Result<bool, Fault> {
+        let (session, kept) = (*session.as_bytes(), *kept.as_bytes());
+        let asked = |id| Ask::Agree { id, session, first, kept, positions };
+        Ok(self.ask(asked, Vec::new()).await?.have == 1)
+    }
+
     /// What is kept of ended sessions here and at the other workers of its [`Room`], bytes.
     pub fn kept_bytes(&self) -> u64 {
         self.shared.room.kept_bytes()

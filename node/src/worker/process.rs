@@ -398,6 +398,11 @@ fn answer(
             let packed = engine.sessions.export((ipc::session(session), first), positions as usize, now);
             (id, packed.map(|(raw_bytes, packed)| (Tell::Exported { id, raw_bytes }, packed)))
         }
+        Ask::Agree { id, session, first, kept, positions } => {
+            let (key, kept) = ((ipc::session(session), first), ipc::session(kept));
+            let same = engine.sessions.agree(key, kept, positions as usize, now);
+            (id, same.map(|same| (Tell::Opened { id, have: same.into() }, Vec::new())))
+        }
         Ask::Import { id, open, raw_bytes } => {
             let have = engine.sessions.import(open, payload, raw_bytes as usize, now);
             (id, have.map(|have| (Tell::Opened { id, have }, Vec::new())))

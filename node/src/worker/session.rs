@@ -285,6 +285,24 @@ impl<'m> Sessions<'m> {
         if fits { Ok((raw.len() as u32, packed)) } else { Err(refused("the state is too large to travel")) }
     }
 
+    /// Whether the first positions of an open range are bit for bit those that are kept of an ended session.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] when one of the two does not hold them.
+    pub(super) fn agree(
+        &mut self,
+        key: Key,
+        ended: SessionId,
+        positions: usize,
+        now: Instant,
+    ) -> Result<bool, Fault> {
+        let gone = || refused("it is not here any more");
+        let open = self.held.get(&key).and_then(|held| held.state.share(positions));
+        let open = open.filter(|open| open.len() == positions).ok_or_else(gone)?;
+        let kept = self.kept.lend((ended, key.1), positions, now).ok_or_else(gone)?;
+        Ok(open.snapshot().map_err(refused)? == kept.snapshot().map_err(refused)?)
+    }
+
     /// Keeps a packed state of another node as that of an ended session, if there is room and it is what `open` says.
     ///
     /// # Errors

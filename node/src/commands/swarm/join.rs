@@ -7,7 +7,7 @@ use std::{
 };
 
 use p2p::{Governor, Identity, SwarmId, blob::sparse, invite::Invite};
-use scheduler::{LayerRange, ModelId};
+use scheduler::{LayerRange, ModelId, sticky::Packing};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -18,8 +18,12 @@ use super::{
 };
 use crate::{
     Error, Result,
+    byte_planes::Rates,
     catalog::{self, Signed, reference::Reference},
-    cli::swarm::{CapsArgs, JoinArgs},
+    cli::{
+        FetchState, StateArgs,
+        swarm::{CapsArgs, JoinArgs},
+    },
     consent::MODES,
     content,
     control::{self, Mode},
@@ -111,7 +115,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let governor = Governor::new(doors::limits(answers, Some(args.hold.memory << 20)));
     let states = states(&home, which.id, args.state.keep.bytes()?)?;
     let memory = states.as_ref().map(|(_, log)| Recollections::on_disk(log)).transpose()?.unwrap_or_default();
-    let memory = memory.lent_by(args.state.fetch_state.into());
+    let memory = lent(memory, &args.state);
     let room = match states.zip(which.id) {
         Some(((states, _), model)) => Room::default().with_states(model, states),
         None => Room::default(),
@@ -541,4 +545,21 @@ fn fetching(report: &FetchReport) -> Result<()> {
         ),
     }
     Ok(())
+}
+
+/// The same memory, where stages may get what they lack of others as these say.
+fn lent(memory: Recollections, state: &StateArgs) -> Recollections {
+    if state.fetch_state == FetchState::Off {
+        return memory;
+    }
+    let rates = Rates::measured();
+    tracing::info!(?rates, "packing a state");
+    let packing = Packing {
+        pack_ms_per_mib: rates.pack_ms_per_mib,
+        unpack_ms_per_mib: rates.unpack_ms_per_mib,
+        checked: state.check_fetched,
+    };
+    #[cfg(debug_assertions)]
+    let packing = if crate::cheat::is_eager() { Packing::default() } else { packing };
+    memory.lent_by(state.fetch_state.into(), packing)
 }

@@ -17,7 +17,7 @@ use std::{
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
-    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, Segment, SessionId, Shape, Snapshot,
+    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
     decide::Wanted,
     forecast::Forecast,
@@ -198,12 +198,12 @@ impl Router<'_> {
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
     /// tokens are here.
     pub(crate) fn reroute(&mut self, question: Reroute) {
-        let Reroute { model, mut policy, shape, mut former, deny, shadow, answer, session } = question;
+        let Reroute { model, mut policy, shape, former, deny, shadow, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
         let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         // Who failed it may be gone altogether.
-        former.lenders.retain(|node| lends(&policy, *node));
+        let former = former.lent_by(|node| lends(&policy, node));
         let request = self.request(model, session, shape, policy);
         let found = self.snapshot(model, session, shape).ok().and_then(|snapshot| {
             let mut snapshot = Arc::unwrap_or_clone(snapshot);
@@ -221,7 +221,7 @@ impl Router<'_> {
                 let me = self.me;
                 nodes.extend(pipeline.segments().iter().map(|s| s.node).filter(|node| *node != me));
             }
-            let sources = self.sources(&snapshot, &request, &pipeline, (&standbys, &former));
+            let sources = self.sources(&snapshot, &request, &pipeline, &former);
             Some((pipeline, standbys, contacts, sources))
         });
         let _ = answer.send(found);
@@ -301,8 +301,7 @@ impl Router<'_> {
                 question.mode.name()
             ))
         })?;
-        let mut former = question.former.clone();
-        former.lenders.retain(|node| lends(&policy, *node));
+        let former = question.former.clone().lent_by(|node| lends(&policy, node));
         let route = if home { route } else { sticky::stick(&snapshot, &request, route, &former) };
         // A node to fall back on must not be left out because it is slower.
         let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
@@ -310,7 +309,7 @@ impl Router<'_> {
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         let dials = self.dials(&snapshot, &request, &route.pipeline);
         Ok(Routed {
-            sources: self.sources(&snapshot, &request, &route.pipeline, (&standbys, &former)),
+            sources: self.sources(&snapshot, &request, &route.pipeline, &former),
             announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
             came_true: self.models.get(model).unwrap_or(&self.models.first).came_true.clone(),
             expected: self.expected(model, &snapshot, &request, &route.pipeline),
@@ -328,33 +327,34 @@ impl Router<'_> {
         })
     }
 
-    /// Who of a pipeline and of those who compute along gets the state of its layers from whom.
+    /// Who of a pipeline gets the state of its layers from whom, or had it from there.
     fn sources(
         &self,
         snapshot: &Snapshot,
         request: &Request,
         pipeline: &Pipeline,
-        (standbys, former): (&Standbys, &Former),
+        former: &Former,
     ) -> Vec<PlannedSource> {
         let ready = self.models.get(snapshot.model()).map(|held| &held.ready);
         let Some(ready) = ready.filter(|ready| ready.abilities.goes_back) else { return Vec::new() };
-        let mut found = Vec::new();
-        for (at, segment) in pipeline.segments().iter().enumerate() {
-            let follower = standbys.shadows.get(at).copied().flatten().filter(|_| !standbys.lazy);
-            let follower = follower.map(|node| Segment { node, ..*segment });
-            let nodes = follower.into_iter().chain([*segment]).filter(|segment| segment.node != self.me);
-            found.extend(nodes.filter_map(|segment| {
-                let with = pipeline.replaced(at, &[segment]).ok()?;
-                let fetch = sticky::fetch(snapshot, request, &with, at, former)?;
-                Some(PlannedSource {
-                    segment,
-                    contact: self.view.contact(fetch.holder),
-                    worth_ms: fetch.worth_ms,
-                    state_bytes: ready.costs.as_ref()?.state_bytes(segment.layers, 1),
-                })
-            }));
-        }
-        found
+        let others = pipeline.segments().iter().enumerate().filter(|(_, segment)| segment.node != self.me);
+        let found = others.filter_map(|(at, segment)| {
+            let (lender, worth_ms) = match former.rests(segment) {
+                Some(lender) => (lender, 0.0),
+                None => {
+                    let fetch = sticky::fetch(snapshot, request, pipeline, at, former)?;
+                    (fetch.holder, fetch.worth_ms)
+                }
+            };
+            let state_bytes = ready.costs.as_ref()?.state_bytes(segment.layers, 1);
+            Some(PlannedSource {
+                segment: *segment,
+                contact: self.view.contact(lender),
+                worth_ms,
+                state_bytes,
+            })
+        });
+        found.collect()
     }
 
     /// Whether nodes that were met could run it if none of them were full or had just refused: then it waits for them.

@@ -67,6 +67,20 @@ pub enum Ask {
         /// Whether on disk as well: a session of this node's own.
         file: bool,
     },
+    /// Whether an open session's range and what is kept of another, ended one hold the same of the first positions, bit for bit.
+    /// Answered by [`Tell::Opened`], with 1 or 0.
+    Agree {
+        /// Echoed.
+        id: u64,
+        /// The open one.
+        session: [u8; 16],
+        /// The first layer of the range.
+        first: u32,
+        /// The ended one.
+        kept: [u8; 16],
+        /// How many positions.
+        positions: u32,
+    },
     /// What was kept of a range of an ended session, packed. Answered by [`Tell::Exported`].
     Export {
         /// Echoed.
