@@ -273,13 +273,14 @@ impl Queue {
         if self.running.contains_key(&ask.id) || self.waits(ask.id) {
             return Err(Refusal::Duplicate);
         }
-        if ask.kv_bytes > self.limits.kv_bytes || self.limits.slots == 0 {
+        if ask.kv_bytes > self.limits.kv_bytes {
             return Err(Refusal::TooBig);
         }
         if ask.deadline.is_some_and(|deadline| ask.predicted_ms > deadline.since(now) as f64) {
             return Err(Refusal::TooLate);
         }
-        if self.waiting >= self.limits.waiting {
+        // Without a slot no turn comes.
+        if self.waiting >= self.limits.waiting || self.limits.slots == 0 {
             return Err(Refusal::Full);
         }
         let tier = if ask.tier < self.lanes.len() { ask.tier } else { 0 };

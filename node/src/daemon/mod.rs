@@ -43,7 +43,7 @@ use tokio::{
 
 use self::{
     announce::Announcing,
-    prompts::{Finished, PromptQuestion, Prompts, Router},
+    prompts::{Finished, Guest, PromptQuestion, Prompts, Router},
     serve::{Arrived, Serving, ServingEvent, Wanted},
     setup::Node,
     trust::Trusting,
@@ -176,13 +176,8 @@ impl Daemon {
                 tokio::spawn(reader::read(table, governor, from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
-                let (task, guest) = (self.prompt_task(), self.serving.guest(from));
-                tokio::spawn(async move {
-                    match &guest {
-                        Some(_) => task.delegated(from, stream).await,
-                        None => prompts::decline(stream).await,
-                    }
-                });
+                let (governor, guests) = (self.node.network.governor().clone(), self.prompts.guests.clone());
+                tokio::spawn(Guest::receive(governor, from, stream, guests));
             }
             // Closing the stream says enough: what was asked for is computed.
             Event::Incoming { plane: Plane::Pages, .. } if self.serving.gate.paused => {}
@@ -307,6 +302,7 @@ impl Daemon {
             PromptQuestion::Route(question) => self.router().answer(*question),
             PromptQuestion::Conductors(question) => self.router().answer_conductors(question),
             PromptQuestion::Reroute(question) => self.router().reroute(*question),
+            PromptQuestion::Guest(guest) => self.seat(*guest),
             PromptQuestion::Finished(over) => self.finished(*over),
         }
     }
@@ -325,6 +321,17 @@ impl Daemon {
 
     fn prompt_task(&self) -> PromptTask {
         self.prompts.task(&self.serving, &self.view, |model| self.trusting.shares(model))
+    }
+
+    /// A peer's prompt is conducted here if there is a seat for it.
+    fn seat(&self, guest: Guest) {
+        let (task, seat) = (self.prompt_task(), self.serving.guest(guest.from));
+        tokio::spawn(async move {
+            match &seat {
+                Some(_) => task.conduct(guest).await,
+                None => guest.decline().await,
+            }
+        });
     }
 
     /// A prompt of this node is over: each owner keeps what it taught.

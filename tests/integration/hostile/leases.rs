@@ -14,6 +14,7 @@ use p2p::{
     codec::{Rounding, Wire},
     wire::{
         control::{Answer, Ask, Contact, Lease, Refusal, Role},
+        delegate::{self, Prefix},
         frame::{Header, Hello, Kind},
     },
 };
@@ -163,16 +164,31 @@ fn places_that_are_not_used_keep_no_requester_out() {
         let answer = asks.ask(&["run", "--via", "swarm", "-n", "8", PROMPT]);
         println!("{what}: answered after {:?}", began.elapsed());
         assert_eq!(answer["ids"], alone["ids"], "{what}: {answer}");
+        answer
     };
     answers("undisturbed");
     let runtime = runtime();
-    let stranger = runtime.block_on(async {
+    let (stranger, silent) = runtime.block_on(async {
         let stranger = Stranger::meet(140, serves.tcp()).await;
+        let mut silent = Vec::new();
+        for n in 0..8_u8 {
+            let mut stream = stranger.network.open(stranger.victim, Plane::Delegate).await.unwrap();
+            // A request of 64 bytes that ends in the middle, or not even its length.
+            let begun = Prefix { kind: delegate::Kind::Request, len: 64 }.write();
+            let bytes = if n % 2 == 0 { &begun[..1] } else { &[&begun[..], &[7; 32]].concat() };
+            stream.send(bytes, &[]).await.unwrap();
+            silent.push(stream);
+        }
+        (stranger, silent)
+    });
+    let answer = answers("eight prompts that are never asked to the end");
+    assert_eq!(answer["faults"], serde_json::json!([]), "they took places: {answer}");
+    drop(silent);
+    runtime.block_on(async {
         for n in 0..4 {
             let answer = stranger.lease(SessionId::numbered(n), 1).await;
             assert!(accepted(&answer), "place {n} is free: {answer:?}");
         }
-        stranger
     });
     answers("four leases without a frame");
     let held = runtime.block_on(async {

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use api::choice::WireChoice;
 use p2p::{
-    HopError, Plane, Stream,
+    Governor, HopError, Permit, Plane, Stream,
     wire::{
         control::Contact,
         delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
     },
 };
-use scheduler::{ModelId, NodeId, SessionKind};
+use scheduler::{ModelId, NodeId, SessionKind, governor::Resource};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -122,11 +122,10 @@ impl PromptTask {
     }
 
     /// Conducts a prompt for a peer.
-    pub(crate) async fn delegated(mut self, from: NodeId, mut stream: Stream) {
+    pub(crate) async fn conduct(mut self, guest: Guest) {
+        let Guest { from, mut stream, request, .. } = guest;
         // Who waits less would learn what another peer has asked.
         self.memory = None;
-        let asked = timeout(ASKING, read_request(&mut stream)).await.unwrap_or(Err(HopError::Timeout));
-        let Ok(request) = asked else { return };
         tracing::info!(requester = %Requester(from), max_tokens = request.max_tokens, "conducting for a peer");
         let (lines, mut answer) = mpsc::channel(LINES);
         let (ask, said) = match ask(&request) {
@@ -152,17 +151,40 @@ impl PromptTask {
     }
 }
 
-/// Tells a peer that its prompt is not conducted here.
-pub(crate) async fn decline(mut stream: Stream) {
-    let reason = "this node takes no more prompts of others for now".to_owned();
-    let (prefix, body) = Event::Failed { reason }.encode();
-    let declined = async {
-        // What it asks is read first: a stream that is closed before looks like a node that died.
-        let _ = read_request(&mut stream).await?;
-        stream.send(&prefix, &body).await?;
-        stream.finish().await
-    };
-    let _ = timeout(ASKING, declined).await;
+/// A peer's prompt that was read and has no seat here yet.
+pub(crate) struct Guest {
+    pub(crate) from: NodeId,
+    stream: Stream,
+    request: Request,
+    /// Room for its text.
+    _bytes: Permit,
+}
+
+impl Guest {
+    /// Reads what a peer asks and hands it on. A stream that says nothing, or not all of it, takes no seat.
+    pub(crate) async fn receive(
+        governor: Governor,
+        from: NodeId,
+        mut stream: Stream,
+        guests: mpsc::Sender<Self>,
+    ) {
+        let asked = timeout(ASKING, read_request(&governor, from, &mut stream)).await;
+        if let Ok(Ok((request, bytes))) = asked {
+            // Where the node stops, it is declined by the stream's end.
+            let _ = guests.send(Self { from, stream, request, _bytes: bytes }).await;
+        }
+    }
+
+    /// Tells the peer that its prompt is not conducted here.
+    pub(crate) async fn decline(mut self) {
+        let reason = "this node takes no more prompts of others for now".to_owned();
+        let (prefix, body) = Event::Failed { reason }.encode();
+        let declined = async {
+            self.stream.send(&prefix, &body).await?;
+            self.stream.finish().await
+        };
+        let _ = timeout(ASKING, declined).await;
+    }
 }
 
 fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
@@ -214,26 +236,38 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
     })
 }
 
-async fn read(stream: &mut Stream) -> Result<(Kind, Vec<u8>), HopError> {
+async fn read_prefix(stream: &mut Stream) -> Result<Prefix, HopError> {
     let mut prefix = [0; PREFIX_LEN];
     stream.recv_exact(&mut prefix).await?;
-    let prefix = Prefix::read(&prefix).map_err(|_| HopError::Corrupt)?;
+    Prefix::read(&prefix).map_err(|_| HopError::Corrupt)
+}
+
+async fn read_body(stream: &mut Stream, prefix: Prefix) -> Result<Vec<u8>, HopError> {
     let mut body = Vec::new();
     stream.recv_payload(prefix.len as usize, prefix.kind.cap(), &mut body).await?;
-    Ok((prefix.kind, body))
+    Ok(body)
 }
 
 async fn event(stream: &mut Stream) -> Result<Event, HopError> {
-    let (kind, body) = read(stream).await?;
-    Event::decode(kind, &body).map_err(|_| HopError::Corrupt)
+    let prefix = read_prefix(stream).await?;
+    let body = read_body(stream, prefix).await?;
+    Event::decode(prefix.kind, &body).map_err(|_| HopError::Corrupt)
 }
 
-async fn read_request(stream: &mut Stream) -> Result<Request, HopError> {
-    let (kind, body) = read(stream).await?;
-    if kind != Kind::Request {
+/// What a peer asks, with room for as many bytes as it announces.
+async fn read_request(
+    governor: &Governor,
+    from: NodeId,
+    stream: &mut Stream,
+) -> Result<(Request, Permit), HopError> {
+    let prefix = read_prefix(stream).await?;
+    if prefix.kind != Kind::Request {
         return Err(HopError::Corrupt);
     }
-    Request::decode(&body).map_err(|_| HopError::Corrupt)
+    let bytes = governor.take_for(from, Resource::Bytes, u64::from(prefix.len));
+    let bytes = bytes.map_err(|_| HopError::Corrupt)?;
+    let body = read_body(stream, prefix).await?;
+    Ok((Request::decode(&body).map_err(|_| HopError::Corrupt)?, bytes))
 }
 
 /// What the conductor says of an answer at its end, JSON in [`Event::Done`].

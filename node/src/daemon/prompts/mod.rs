@@ -23,7 +23,7 @@ use scheduler::{ModelId, NodeId, SessionId, trust::Outcome};
 use tokio::sync::mpsc;
 
 pub use self::prompt::PromptTask;
-pub(super) use self::{delegate::decline, route::Router};
+pub(super) use self::{delegate::Guest, route::Router};
 use self::{
     estimate::Measured,
     route::{ConductorQuestion, RouteQuestion},
@@ -80,6 +80,8 @@ pub(super) enum PromptQuestion {
     Conductors(ConductorQuestion),
     /// A running prompt wants another pipeline.
     Reroute(Box<Reroute>),
+    /// A peer wants its prompt conducted here.
+    Guest(Box<Guest>),
     /// A prompt is over.
     Finished(Box<Finished>),
 }
@@ -89,6 +91,7 @@ pub(super) struct Inbox {
     routes: mpsc::Receiver<RouteQuestion>,
     conductors: mpsc::Receiver<ConductorQuestion>,
     reroutes: mpsc::Receiver<Reroute>,
+    guests: mpsc::Receiver<Guest>,
     finished: mpsc::Receiver<Finished>,
 }
 
@@ -99,6 +102,7 @@ impl Inbox {
             Some(question) = self.routes.recv() => Some(PromptQuestion::Route(Box::new(question))),
             Some(question) = self.conductors.recv() => Some(PromptQuestion::Conductors(question)),
             Some(question) = self.reroutes.recv() => Some(PromptQuestion::Reroute(Box::new(question))),
+            Some(guest) = self.guests.recv() => Some(PromptQuestion::Guest(Box::new(guest))),
             Some(over) = self.finished.recv() => Some(PromptQuestion::Finished(Box::new(over))),
             else => None,
         }
@@ -128,6 +132,8 @@ pub(super) struct Prompts {
     routes: mpsc::Sender<RouteQuestion>,
     conductors: mpsc::Sender<ConductorQuestion>,
     reroutes: mpsc::Sender<Reroute>,
+    /// Where prompts of peers are handed on once they are read.
+    pub(super) guests: mpsc::Sender<Guest>,
     finished: mpsc::Sender<Finished>,
 }
 
@@ -137,11 +143,25 @@ impl Prompts {
         let (routes, route) = mpsc::channel(control::QUESTIONS);
         let (conductors, conductor) = mpsc::channel(control::QUESTIONS);
         let (reroutes, reroute) = mpsc::channel(control::QUESTIONS);
+        let (guests, guest) = mpsc::channel(control::QUESTIONS);
         let (finished, over) = mpsc::channel(control::QUESTIONS);
-        let inbox = Inbox { routes: route, conductors: conductor, reroutes: reroute, finished: over };
+        let inbox =
+            Inbox { routes: route, conductors: conductor, reroutes: reroute, guests: guest, finished: over };
         let (in_flight, history) = Default::default();
         (
-            Self { node, home, keeps, in_flight, memory, history, routes, conductors, reroutes, finished },
+            Self {
+                node,
+                home,
+                keeps,
+                in_flight,
+                memory,
+                history,
+                routes,
+                conductors,
+                reroutes,
+                guests,
+                finished,
+            },
             inbox,
         )
     }

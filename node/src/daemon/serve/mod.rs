@@ -321,9 +321,11 @@ impl Serving {
         self.strangers() >= self.gate.most
     }
 
-    /// A seat for a prompt of another node, if there is one: it counts as a session of that node.
+    /// A seat for a prompt of another node, if there is one: it counts as a session of that node. Half of the places stay
+    /// with sessions, so that prompts alone keep no stage out.
     pub(super) fn guest(&self, from: NodeId) -> Option<(Arc<()>, Permit)> {
-        let open = !self.gate.paused && !self.gate.is_draining() && !self.is_full();
+        let full = self.is_full() || self.guests() >= self.gate.most.div_ceil(2);
+        let open = !self.gate.paused && !self.gate.is_draining() && !full;
         let permit = open.then(|| self.node.network.governor().take_for(from, Resource::Leases, 1))?;
         Some((self.gate.guests.clone(), permit.ok()?))
     }
