@@ -294,9 +294,9 @@ pub struct EngineArgs {
     /// Most memory of the device gpu:N, e.g. 6GB [default: nine tenths of it, where the system says how much that is]
     #[arg(long, value_name = "SIZE", value_parser = model::size)]
     pub gpu_memory: Option<u64>,
-    /// Most disk for weights as the processor reads them, e.g. 8GiB: a model of 32 MiB or more starts at once the next time, and may
-    /// decode more slowly. Those not used for longest go first; off for none
-    #[arg(long, value_name = "SIZE", value_parser = model::size_or_off, default_value = "off", env = "SHOAL_PANEL_CACHE")]
+    /// Most disk for weights as the processor reads them, with which a model of 32 MiB or more starts at once the next time; off
+    /// for none. Those not used for longest go first
+    #[arg(long, value_name = "SIZE", value_parser = model::size_or_off, default_value = "8GiB", env = "SHOAL_PANEL_CACHE")]
     pub panel_cache: u64,
 }
 
@@ -305,6 +305,7 @@ impl EngineArgs {
     pub fn default_model() -> Self {
         let model = crate::library::DEFAULT_MODEL.to_owned();
         let device = DeviceName::Auto;
+        let panel_cache = crate::panel_cache::DEFAULT_BYTES;
         Self {
             model,
             threads: None,
@@ -313,7 +314,7 @@ impl EngineArgs {
             no_pin: false,
             device,
             gpu_memory: None,
-            panel_cache: 0,
+            panel_cache,
         }
     }
 

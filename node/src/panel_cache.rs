@@ -8,9 +8,6 @@
 //! Only a file without its magic is written to: it is new, or its writer was stopped; one process has its lock. A whole file is only
 //! read and deleted, so that what processes have mapped never changes.
 //!
-//! Nothing is written unless the user asks: it is disk, and the first tokens of a small model were decoded more slowly from a mapped
-//! file (the table in `node/docs/benchmarks.md`).
-//!
 //! Limits: files that are not used for longest are deleted where the folder is full; a process that has one mapped keeps its bytes
 //! until it ends. A model moved or touched is packed again.
 
@@ -28,6 +25,8 @@ use shard::kernels::panel_file::MAGIC;
 
 use crate::{Result, library::Located};
 
+/// What the panels of all models may take unless the user says otherwise.
+pub const DEFAULT_BYTES: u64 = 8 << 30;
 /// A smaller model is packed in less time than a person notices.
 const LEAST_BYTES: u64 = 32 << 20;
 /// A disk keeps so many times free what is written.

@@ -52,14 +52,13 @@ fn wait(what: &str, until: impl Fn() -> bool) {
 fn a_second_start_maps_what_the_first_packed_and_damage_changes_no_token() {
     let shoal = Shoal::new();
     let model = model(shoal.home());
-    let run_with = |cache: &str| -> Value {
+    let run = |more: &[&str]| -> Value {
         let args =
             ["run", "--via", "local", "--model", &model, "--raw", "-n", "8", "--json", "--threads", "1"];
-        let lines = shoal.ok(args.iter().chain(&["--panel-cache", cache, "The owl"]), "");
+        let lines = shoal.ok(args.iter().chain(more).chain(&["The owl"]), "");
         serde_json::from_str(lines.lines().last().unwrap()).unwrap()
     };
-    let run = || run_with("1GiB");
-    let first = run();
+    let first = run(&[]);
     assert_eq!(first["panels"], "packed", "{first}");
     let same = |panels: &str, now: Value| {
         assert_eq!((&now["panels"], &now["ids"]), (&Value::from(panels), &first["ids"]), "{now}");
@@ -68,21 +67,21 @@ fn a_second_start_maps_what_the_first_packed_and_damage_changes_no_token() {
     let whole = fs::read(&path).unwrap();
     assert_eq!(whole[..8], MAGIC);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    same("mapped", run());
-    same("packed", run_with("off"));
+    same("mapped", run(&[]));
+    same("packed", run(&["--panel-cache", "off"]));
     let mut damaged = whole.clone();
     let middle = whole.len() / 2;
     damaged[middle] ^= 1;
     fs::write(&path, &damaged).unwrap();
-    same("packed", run());
+    same("packed", run(&[]));
     // The next start writes it again, and the one behind it reads it.
-    same("packed", run());
+    same("packed", run(&[]));
     assert_eq!(fs::read(file(shoal.home())).unwrap(), whole);
-    same("mapped", run());
+    same("mapped", run(&[]));
     // A model whose file was touched is another.
     let times = fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH);
     fs::File::options().write(true).open(&model).unwrap().set_times(times).unwrap();
-    same("packed", run_with("60MB"));
+    same("packed", run(&["--panel-cache", "60MB"]));
     assert_ne!(file(shoal.home()), path, "the old one made room");
 }
 
@@ -91,7 +90,7 @@ fn a_node_that_was_killed_starts_with_what_it_had_packed() {
     let folder = TempDir::new().unwrap();
     let model = model(folder.path());
     let home = folder.path().join("home");
-    let start = || Node::start(&home, &["--model", &model, "--panel-cache", "1GiB"]);
+    let start = || Node::start(&home, &["--model", &model]);
     let ask =
         |node: &Node| node.ask(&["run", "--mode", "trusted", "--raw", "-n", "8", "The owl"])["ids"].clone();
     let node = start();
