@@ -485,11 +485,12 @@ impl Gpu {
             .device
             .poll(wgpu::PollType::Wait { submission_index: Some(submitted), timeout: Some(patience) });
         self.check()?;
-        let why = match (waited, mapped.try_recv()) {
-            (Err(_), _) => Some(format!("it did not finish a pass within {} s", patience.as_secs())),
-            (Ok(_), Err(_)) => Some("a result never came".into()),
-            (Ok(_), Ok(Err(error))) => Some(error.to_string()),
-            (Ok(_), Ok(Ok(()))) => None,
+        // Another thread that waits for the device may be the one that brings the result.
+        let why = match waited.map(|_| mapped.recv_timeout(patience)) {
+            Err(_) => Some(format!("it did not finish a pass within {} s", patience.as_secs())),
+            Ok(Err(_)) => Some("a result never came".into()),
+            Ok(Ok(Err(error))) => Some(error.to_string()),
+            Ok(Ok(Ok(()))) => None,
         };
         if let Some(why) = why {
             self.trouble.lose(why);
