@@ -2,8 +2,9 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use p2p::wire::control::{Answer, Ask, Contact};
@@ -18,7 +19,7 @@ const MAX_GROWTH_KIB: u64 = 64 << 10;
 /// How soon a newcomer is in while others crowd the door; 3 s is promised, and a debug build on a busy machine is slower.
 const JOIN: Duration = Duration::from_secs(12);
 
-/// Tests that count the memory of their process take turns in it.
+/// Memory and time are counted per process: the tests take turns in it.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Resident memory of this process, KiB; `None` where the system does not say.
@@ -162,18 +163,39 @@ async fn silent_sockets_do_not_keep_newcomers_out() {
     serving.await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_never_read_are_bounded() {
-    let _alone = ALONE.lock().await;
-    let (victim, mut events) = node(config(1, TCP)).await;
-    let at = address(&victim).await;
-    let (greedy, _of_greedy) = node(Config {
+/// Set in the process of the attacker of `streams_never_read_are_bounded`: the victim's address.
+const GREEDY: &str = "SHOAL_TEST_GREEDY";
+
+/// Opens 2,000 streams to a node, sends what fits into each, says how many it holds and holds them until its input ends.
+async fn open_and_hold(at: &str) {
+    let (greedy, _events) = node(Config {
         limits: p2p::config::Limits { streams_per_peer: 10_000, ..Default::default() },
         ..config(2, TCP)
     })
     .await;
-    let peer = greedy.dial(&at).await.unwrap();
-    let before = resident_kib();
+    let peer = greedy.dial(at).await.unwrap();
+    let mut open = Vec::new();
+    for _ in 0..2_000 {
+        let Ok(mut stream) = greedy.open(peer, Plane::Data).await else { continue };
+        // At most a window's worth leaves; then the sender waits, not the victim's memory.
+        let sent = tokio::time::timeout(Duration::from_millis(1), stream.send(&[1; 64 << 10], &[])).await;
+        drop(sent);
+        open.push(stream);
+    }
+    println!("opened {}", open.len());
+    // The victim's process closes it, also when it fails.
+    let end = || std::io::stdin().read_to_end(&mut Vec::new());
+    tokio::task::spawn_blocking(end).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_never_read_are_bounded() {
+    if let Ok(at) = std::env::var(GREEDY) {
+        return open_and_hold(&at).await;
+    }
+    let _alone = ALONE.lock().await;
+    let (victim, mut events) = node(config(1, TCP)).await;
+    let at = address(&victim).await;
     // The victim takes streams and never reads them.
     let held = tokio::spawn(async move {
         let mut held = Vec::new();
@@ -184,19 +206,31 @@ async fn streams_never_read_are_bounded() {
         }
         held.len()
     });
-    let mut open = Vec::new();
-    for _ in 0..2_000 {
-        let Ok(mut stream) = greedy.open(peer, Plane::Data).await else { continue };
-        // At most a window's worth leaves; then the sender waits, not the victim's memory.
-        let sent = tokio::time::timeout(Duration::from_millis(1), stream.send(&[1; 64 << 10], &[])).await;
-        drop(sent);
-        open.push(stream);
-    }
+    let before = resident_kib();
+    // The attacker has a process of its own: what it holds itself is not the victim's.
+    let mut attacker = Command::new(std::env::current_exe().unwrap())
+        .args(["streams_never_read_are_bounded", "--exact", "--nocapture"])
+        .env(GREEDY, &at)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(attacker.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let opened = tokio::task::spawn_blocking(move || {
+        let said = lines.find_map(|line| line.split_once("opened ").map(|(_, opened)| opened.to_owned()));
+        // What it says later goes nowhere, and its output stays open.
+        (said.and_then(|opened| opened.trim().parse::<usize>().ok()), lines)
+    });
+    let (opened, _lines) = opened.await.unwrap();
+    let opened = opened.expect("the attacker says what it opened");
+    assert!(opened >= 128, "the attacker opened {opened} streams only");
     assert_growth(before, "2,000 streams never read");
     let ask = Ask::CatchUp { have: 0 };
     let (honest, _of_honest) = node(config(3, TCP)).await;
-    honest.dial(&at).await.unwrap();
+    let peer = honest.dial(&at).await.unwrap();
     assert_eq!(honest.ask(peer, &ask, PATIENCE).await, Ok(Answer::Announcements(Vec::new())));
+    drop(attacker.stdin.take());
+    attacker.wait().unwrap();
     victim.shutdown().await;
     let held = held.await.unwrap();
     assert!((1..=128).contains(&held), "{held} streams of one peer were taken");
@@ -308,6 +342,7 @@ async fn a_flood_of_garbage_gossip_is_shut_out() {
 /// Asks in a loop: beyond its share of the processor a peer gets no answers, and another one does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asks_without_end_leave_time_for_others() {
+    let _alone = ALONE.lock().await;
     let others = p2p::config::Limits::default().others.set(Resource::Cpu, [1_000_000, 600_000, 5_000]);
     let limits = p2p::config::Limits { others, ..Default::default() };
     let (victim, events) = node(Config { limits, ..config(1, TCP) }).await;
@@ -332,6 +367,7 @@ async fn asks_without_end_leave_time_for_others() {
 /// A lease that names a node with addresses of the requester's choosing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stranger_does_not_choose_what_is_dialed() {
+    let _alone = ALONE.lock().await;
     let (victim, mut of_victim) = node(config(1, TCP)).await;
     let (meant, _of_meant) = node(config(3, TCP)).await;
     let stranger = identity(9).node();

@@ -207,7 +207,7 @@ check('another language is chosen in the settings; what was typed stays, numbers
   assert.equal(await page.innerText('#send'), 'Senden');
   await until(page, () => document.activeElement.id === 'language');
   await page.click('#to-swarm');
-  await until(page, () => document.querySelector('#give-served').textContent !== '–');
+  await until(page, () => document.querySelector('#give-served').textContent !== '–' && /ms/.test(document.querySelector('#nodes').innerText));
   assert.equal(await page.innerText('#give-served'), '481.220 Schichtdurchläufe');
   assert.match(await page.innerText('#nodes'), /0,60 ms|0,6 ms/);
   fake.tell({ type: 'contribution', contribution: { ...fake.state.contribution, served_sessions: 1 } });

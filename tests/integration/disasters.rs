@@ -140,7 +140,7 @@ fn a_shadow_does_as_it_is_asked() {
         let at_first: Vec<[u64; 2]> = swarm.serves.iter().map(figures).collect();
         let ask = ["--shadow", mode, "--verify", "off"].into_iter().chain(long);
         let mut prompt = Prompt::run(&swarm.asks.home, ask);
-        assert!(prompt.reaches(150));
+        assert!(prompt.reaches(60));
         let runs = swarm.running(&prompt)[0];
         let shadows = prompt.route["shadows"].as_array().unwrap();
         let named = shadows.iter().any(|shadow| *shadow == swarm.serves[1 - runs].name.as_str());
