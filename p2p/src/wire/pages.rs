@@ -30,7 +30,7 @@ use crate::{Identity, codec::Wire, identity};
 
 /// Longest packed state, bytes: with its steps it fits a frame between daemon and worker.
 pub const MAX_PACKED: usize = 13 << 20;
-/// Longest state as it is, bytes; whoever packs it may find nothing to shorten.
+/// Longest state as it is, bytes; packing may shorten nothing.
 pub const MAX_RAW: usize = 12 << 20;
 /// Bytes of a request.
 pub const REQUEST_LEN: usize = 4 + Permit::LEN;
