@@ -153,7 +153,9 @@ impl FeedbackQueue {
 
     /// A node may have been started again: what it said before says nothing of it.
     pub fn forget(&self, node: NodeId) {
-        self.learned().leases.forget(node);
+        let mut learned = self.learned();
+        learned.leases.forget(node);
+        learned.lacking.retain(|entry| entry.1 != node);
     }
 
     /// Two nodes cannot reach each other.
@@ -280,6 +282,16 @@ mod tests {
             learned.lack(Millis(0), NodeId::numbered(number), model, small);
         }
         assert_eq!(learned.lacking.len(), MOST);
+    }
+
+    #[test]
+    fn a_node_that_was_started_again_may_compute_another_kind() {
+        let (feedback, model) = (FeedbackQueue::default(), ModelId::numbered(1));
+        let small = SessionKind { cache: CacheType::Q4, ..SessionKind::DEFAULT };
+        let [one, two] = [1, 2].map(NodeId::numbered);
+        [one, two].iter().for_each(|node| feedback.lacks(*node, model, small));
+        feedback.forget(one);
+        assert_eq!(feedback.lacking(model, small), [two].into());
     }
 
     #[test]

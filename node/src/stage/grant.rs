@@ -29,7 +29,7 @@ impl Running {
             return refused(Refusal::Draining, "this node is about to leave");
         }
         if self.leases.is_past(lease.epoch) {
-            return refused(Refusal::Malformed, "a later epoch of this session is being served");
+            return refused(Refusal::Busy, "a later epoch of this session is being served");
         }
         let open = self.opening(&lease);
         self.stage.worker.enter(self.stage.place(), lease.epoch);

@@ -189,7 +189,7 @@ pub enum Refusal {
     Draining = 3,
     /// Not for this requester.
     NotTrusted = 4,
-    /// The lease makes no sense for this model.
+    /// Sessions of that kind are not computed here: a requester asks for none again for a while. Nothing that passes is said so.
     Malformed = 5,
     /// Something broke here.
     Failed = 6,

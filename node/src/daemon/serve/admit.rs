@@ -335,7 +335,7 @@ fn refused(why: Refused) -> Answer {
         Refused::Queue(admit::Refusal::TooBig) => (Refusal::NoRoom, "its caches would not fit"),
         Refused::Queue(_) => (Refusal::Busy, "too many wait here already; ask again in a moment"),
         Refused::Late => (Refusal::Busy, "as many sessions of others run here as may (--sessions)"),
-        Refused::GivenBack => (Refusal::Malformed, "this epoch of the session was given back"),
+        Refused::GivenBack => (Refusal::Busy, "this epoch of the session was given back"),
         Refused::Ending => (Refusal::Busy, "the session is being ended; ask again in a moment"),
     };
     Answer::refused(reason, text)
