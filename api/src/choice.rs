@@ -156,6 +156,9 @@ pub struct SessionChoice {
     /// In which form keys and values are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_type: Option<String>,
+    /// Whether the answer goes on where the context is full; what was said long before is forgotten then.
+    #[serde(default)]
+    pub context_shift: bool,
 }
 
 /// How activations travel, as a request says it; what it leaves open is the node's default.

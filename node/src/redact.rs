@@ -300,6 +300,7 @@ mod tests {
             prefill: std::time::Duration::ZERO,
             steps: Vec::new(),
             drafts: Default::default(),
+            context_shifts: 0,
         };
         let resumed = Resumed { session: "00".into(), ids: vec![ID], text: WORD.into() };
         let report =

@@ -55,7 +55,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 21] = [
     "prompt",
     "messages",
     "model",
@@ -65,6 +65,7 @@ const FIELDS: [&str; 20] = [
     "cuts",
     "attention",
     "kv_cache_type",
+    "context_shift",
     "draft",
     "logit_bias",
     "response_format",

@@ -137,7 +137,13 @@ pub(crate) fn session(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Sessio
             None => Err(ApiError::field(header, long())),
         }
     };
+    let shifts = [("true", true), ("false", false)];
+    let context_shift = match fields.bool("context_shift")? {
+        Some(shifts) => shifts,
+        None => header(headers, "x-shoal-context-shift", &shifts, |word| word.0)?.is_some_and(|word| word.1),
+    };
     Ok(SessionChoice {
+        context_shift,
         attention: words("attention", "x-shoal-attention")?,
         kv_cache_type: words("kv_cache_type", "x-shoal-kv-cache-type")?,
     })

@@ -112,8 +112,15 @@ fn kv_cache_type() -> Value {
     json!({"type": "string", "enum": ["f16", "q8", "q4"], "description": about})
 }
 
+/// Whether an answer ends with the context.
+fn context_shift() -> Value {
+    let about = "Whether the answer goes on where the context is full: the beginning of the prompt stays, the older half of what \
+                 follows is forgotten. Only where one machine answers alone, and with a limit of tokens";
+    json!({"type": "boolean", "default": false, "description": about})
+}
+
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 9] {
+fn who() -> [(&'static str, Value); 10] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
@@ -123,6 +130,7 @@ fn who() -> [(&'static str, Value); 9] {
         ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),
         ("attention", attention()),
         ("kv_cache_type", kv_cache_type()),
+        ("context_shift", context_shift()),
         ("cuts", list(integer(1, i64::from(u32::MAX)), 0, 256)),
     ]
 }

@@ -144,5 +144,6 @@ fn request(prompt: Vec<u32>, args: &SamplingArgs) -> Result<Request> {
     };
     sampling.validate().map_err(|error| Error::usage(error.to_string()))?;
     let (seed, max_tokens) = (args.seed, args.max_tokens);
-    Ok(Request { prompt, sampling, seed, max_tokens, stop: args.stop.clone(), draft: args.draft.clone() })
+    let (stop, draft) = (args.stop.clone(), args.draft.clone());
+    Ok(Request { prompt, sampling, seed, max_tokens, stop, draft, context_shift: args.context_shift })
 }

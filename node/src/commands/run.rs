@@ -263,14 +263,20 @@ pub(super) fn summary_json(summary: &Summary) -> Value {
         "prefill_tok_s": summary.prefill_tok_s(),
         "decode_tok_s": summary.decode_tok_s(),
         "drafts": summary.drafts.report(),
+        "context_shifts": summary.context_shifts,
     })
 }
 
 pub(super) fn summary_text(summary: &Summary) -> String {
     let per_pass = summary.drafts.tokens_per_pass();
     let drafts = summary.drafts.report().map(|_| format!(" ({per_pass:.2} tokens a pass)"));
+    let shifts = match summary.context_shifts {
+        0 => String::new(),
+        1 => ", went on once where the context was full".to_owned(),
+        n => format!(", went on {n} times where the context was full"),
+    };
     format!(
-        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s{}, ended by {}",
+        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s{}, ended by {}{shifts}",
         summary.prompt_tokens,
         summary.reused_tokens,
         summary.ids.len(),

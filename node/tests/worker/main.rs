@@ -126,6 +126,7 @@ fn expected(
         seed: 7,
         max_tokens,
         stop: stop.iter().map(|s| s.to_string()).collect(),
+        context_shift: false,
     };
     let mut session = Session::new(model).unwrap();
     let mut steps = Vec::new();

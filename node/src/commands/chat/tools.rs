@@ -257,6 +257,7 @@ fn question(
         session: SessionChoice {
             attention: Some(args.attention.kind.to_string()),
             kv_cache_type: Some(args.attention.kv_cache_type.name().to_owned()),
+            context_shift: args.sampling.context_shift,
         },
         show_special: false,
         echo: false,

@@ -67,6 +67,7 @@ fn measure(model: &Model, ids: &[u32]) -> Result<Measured> {
         max_tokens: DECODED,
         stop: Vec::new(),
         draft: Draft::Off,
+        context_shift: false,
     };
     let mut session = Session::new(model)?;
     let summary = prompt::generate(model, &mut session, &request, &mut |_| ControlFlow::Continue(()))?;

@@ -25,6 +25,11 @@ pub fn question(
     sampling: &SamplingArgs,
     may_stay_home: bool,
 ) -> Result<PromptRequest> {
+    if sampling.context_shift {
+        return Err(Error::usage(
+            "--context-shift is for answers of this process: an answer of a swarm ends with the context; add --via local",
+        ));
+    }
     let request = crate::commands::request(vec![0], sampling)?;
     Ok(PromptRequest {
         model: String::new(),

@@ -53,6 +53,7 @@ pub use self::{
     echo::Echo,
     gauges::{Gauges, Reading},
 };
+use super::shift;
 use crate::{
     Result,
     constrain::Constraint,
@@ -95,6 +96,8 @@ pub struct Ask {
     pub draft: Draft,
     /// Which earlier positions its rows see, and how keys and values are kept; the device computes it.
     pub kind: SessionKind,
+    /// Whether the answer goes on where the context is full.
+    pub context_shift: bool,
 }
 
 /// An answer on its way to the compute thread.
@@ -346,9 +349,10 @@ impl<'m> Batch<'m> {
             return;
         }
         while let Some(job) = self.waiting.front() {
-            let room = job.ask.max_tokens.min(self.model.ctx - job.ask.prompt.len().min(self.model.ctx) + 1);
-            let (kind, executor) = (job.ask.kind, &self.model.executor);
-            let positions = (job.ask.prompt.len() + room).min(self.model.ctx);
+            let (ask, ctx) = (&job.ask, self.model.ctx);
+            let room = shift::room(ask.max_tokens, ask.prompt.len(), ctx, ask.context_shift);
+            let (kind, executor) = (ask.kind, &self.model.executor);
+            let positions = ask.prompt.len().saturating_add(room).min(ctx);
             let bytes = match kind.attention.budget() {
                 Some(_) => executor.session_bytes(executor.range(), positions, kind),
                 None => positions * position_bytes(self.model, kind.cache),
@@ -446,7 +450,8 @@ impl<'m> Batch<'m> {
             } else if last && session.has_no_room() {
                 session.finish(Finish::Length);
             } else if last {
-                let began = alone.then_some(began);
+                // Computing much again, as behind a shift, is no pass to compare others with.
+                let began = (alone && session.state.len() - start <= 1 + MAX_DRAFT as usize).then_some(began);
                 session.steps(&self.model.tokenizer, logits, &mut self.logits, began);
             } else {
                 session.tell_prefill();

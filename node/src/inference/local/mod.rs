@@ -9,6 +9,7 @@ pub mod batch;
 pub mod confined;
 pub mod engine;
 pub mod prompt;
+mod shift;
 mod texts;
 mod wire;
 
@@ -319,6 +320,10 @@ impl Ready {
             return Err(Failure::invalid("cuts", why));
         }
         let kind = session_kind(request)?;
+        if request.session.context_shift && request.max_tokens.is_none() {
+            let why = "say how many tokens: with `context_shift` the answer does not end with the context";
+            return Err(Failure::invalid("max_tokens", why));
+        }
         if let Err(why) = self.model.executor.attends(kind) {
             let alone = SessionKind::from(kind.attention);
             let field =
@@ -376,6 +381,7 @@ impl Ready {
             echo,
             draft,
             kind,
+            context_shift: request.session.context_shift,
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });

@@ -25,6 +25,7 @@ use shard::{
     stop::StopStrings,
 };
 
+use super::shift;
 use crate::{
     Error, Result,
     drafting::{Asking, Drafting, Tally},
@@ -46,6 +47,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// What may draft its tokens.
     pub draft: Draft,
+    /// Whether the answer goes on where the context is full.
+    pub context_shift: bool,
 }
 
 /// One step of the way, as the caller sees it.
@@ -116,6 +119,8 @@ pub struct Summary {
     pub steps: Vec<Duration>,
     /// What came of drafts, and how many tokens came of decode steps.
     pub drafts: Tally,
+    /// How many times the context was full and the answer went on.
+    pub context_shifts: u32,
 }
 
 impl Summary {
@@ -236,20 +241,21 @@ pub fn generate(
     let mut sampler = Sampler::new(request.sampling.clone(), request.seed, vocab)?;
     let mut stops = StopStrings::new(request.stop.clone())?;
     let stop_ids = model.tokenizer.stop_ids();
-    let room = request.max_tokens.min(model.ctx - prompt.len() + 1);
+    let room = shift::room(request.max_tokens, prompt.len(), model.ctx, request.context_shift);
 
     let reused_tokens = session.keep_common(prompt);
     let mut summary = Summary {
         finish: Finish::Length,
-        ids: Vec::with_capacity(room),
+        ids: Vec::with_capacity(room.min(model.ctx)),
         text: String::new(),
         prompt_tokens: prompt.len(),
         reused_tokens,
         prefill: Duration::ZERO,
-        steps: Vec::with_capacity(room),
+        steps: Vec::with_capacity(room.min(model.ctx)),
         drafts: Tally::default(),
+        context_shifts: 0,
     };
-    session.state.reserve((prompt.len() + room).min(model.ctx))?;
+    session.state.reserve(prompt.len().saturating_add(room).min(model.ctx))?;
 
     let started = Instant::now();
     let fresh = &prompt[reused_tokens..];
@@ -280,12 +286,21 @@ pub fn generate(
         }
     }
     let mut history = prompt.clone();
-    history.reserve(room);
+    history.reserve(room.min(model.ctx));
     let mut logits = vec![0.0; vocab];
     let mut end = (room == 0).then_some(Finish::Length);
+    let mut forgotten = 0;
     while end.is_none() {
         let began = Instant::now();
-        let (known, answers) = (history.len(), history.len() > prompt.len());
+        // The token that has no place any more was the last one, unless the request goes on.
+        if history.len() > model.ctx {
+            let gone = shift::forgotten(prompt.len(), model.ctx);
+            session.go_back(gone.start);
+            forgotten += gone.len() as u64;
+            history.drain(gone);
+            summary.context_shifts += 1;
+        }
+        let (known, answers) = (history.len(), !summary.ids.is_empty());
         let draft = if answers {
             let left = room - summary.ids.len() - 1;
             let most = left.min(model.ctx - known);
@@ -307,7 +322,7 @@ pub fn generate(
         let (mut right, mut spent) = (0, Duration::ZERO);
         for row in 0..=draft.len() {
             logits.copy_from_slice(&session.workspace.logits(0)[row * vocab..][..vocab]);
-            let choice = sampler.sample(&mut logits, &history, history.len() as u64)?;
+            let choice = sampler.sample(&mut logits, &history, history.len() as u64 + forgotten)?;
             spent += clock.elapsed();
             if stop_ids.contains(&choice.id) {
                 end = Some(Finish::Stop);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::choice::Draft;
 use api::inference::{Done, Event, Finish, PromptToken, Sampling, SessionChoice};
 use shard::{
     executor::reference::{self, Arithmetic},
@@ -268,6 +269,7 @@ async fn a_request_chooses_what_its_tokens_see() {
         session: SessionChoice {
             attention: words.split('/').next().map(Into::into),
             kv_cache_type: words.split('/').nth(1).map(Into::into),
+            context_shift: false,
         },
         max_tokens: Some(24),
         logprobs: Some(0),
@@ -321,6 +323,73 @@ async fn a_request_chooses_what_its_tokens_see() {
             Failure::Invalid { field, why } => assert!(field == Some(wrong) && why.contains(hint), "{why}"),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// The tokens of an answer, of its start to where nothing more may come.
+async fn chosen(alone: &Alone, request: GenerateRequest) -> Vec<u32> {
+    let (mut events, mut ids) = (alone.generate(request).await.unwrap().events, Vec::new());
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Token { id, .. } => ids.push(id),
+            Event::Failed(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    }
+    ids
+}
+
+#[tokio::test]
+async fn an_answer_goes_on_beyond_the_context_if_asked_to() {
+    let alone = loaded().await;
+    let ready = alone.model().unwrap();
+    let stops: Vec<(u32, f32)> = ready.model.tokenizer.stop_ids().iter().map(|id| (*id, -100.0)).collect();
+    let prompt: Vec<u32> = (0..40).map(|n| 300 + n * 7 % 1000).collect();
+    let ask = |prompt: &[u32], tokens: usize, context_shift: bool, temperature: f32| GenerateRequest {
+        sampling: Sampling {
+            logit_bias: stops.clone(),
+            temperature: Some(temperature),
+            repetition_penalty: Some(1.0),
+            ..Sampling::default()
+        },
+        session: SessionChoice { context_shift, ..SessionChoice::default() },
+        max_tokens: Some(tokens),
+        ..asks(Prompt::Tokens(prompt.to_vec()))
+    };
+    let ended = chosen(&alone, ask(&prompt, 600, false, 0.0)).await;
+    assert_eq!(ended.len(), 256 - 40 + 1, "the context is the end");
+    let went_on = chosen(&alone, ask(&prompt, 600, true, 0.0)).await;
+    assert_eq!(went_on.len(), 600);
+    assert_eq!(went_on[..ended.len()], ended);
+    // What comes then is what a prompt of the tokens that stayed gets.
+    let mut stayed = [&prompt[..], &ended].concat();
+    stayed.drain(shift::forgotten(prompt.len(), 256));
+    let fresh = chosen(&alone, ask(&stayed, 60, false, 0.0)).await;
+    assert_eq!(went_on[ended.len()..][..60], fresh);
+    // One answer at a time, with drafts or without, draws the same tokens.
+    for temperature in [0.0, 0.9] {
+        let expected = chosen(&alone, ask(&prompt, 600, true, temperature)).await;
+        for draft in [Draft::Auto, Draft::Off] {
+            let request = prompt::Request {
+                prompt: prompt.clone(),
+                sampling: sampling(&ask(&prompt, 600, true, temperature)).unwrap(),
+                seed: 1,
+                max_tokens: 600,
+                stop: Vec::new(),
+                draft,
+                context_shift: true,
+            };
+            let mut session = prompt::Session::new(&ready.model).unwrap();
+            let mut on_event = |_: prompt::Event<'_>| std::ops::ControlFlow::Continue(());
+            let summary = prompt::generate(&ready.model, &mut session, &request, &mut on_event).unwrap();
+            assert_eq!(summary.ids, expected, "temperature {temperature}");
+            assert!(summary.context_shifts > 2, "{}", summary.context_shifts);
+        }
+    }
+    let endless = GenerateRequest { max_tokens: None, ..ask(&prompt, 1, true, 0.0) };
+    match alone.generate(endless).await.map(|_| ()).unwrap_err() {
+        Failure::Invalid { field, why } => assert!(field == Some("max_tokens"), "{why}"),
+        other => panic!("{other:?}"),
     }
 }
 

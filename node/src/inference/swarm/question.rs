@@ -49,6 +49,10 @@ pub(super) fn question(
     };
     let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
     let mode = in_mode(shared, view, request)?;
+    if request.session.context_shift {
+        let why = "an answer of a swarm ends with the context; `shoal serve --via local`, `shoal run` and `shoal chat` go on";
+        return Err(Failure::invalid("context_shift", why));
+    }
     Ok(PromptRequest {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,

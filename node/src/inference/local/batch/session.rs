@@ -15,7 +15,7 @@ use shard::{
 };
 use tracing::{Span, field::Empty};
 
-use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named};
+use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named, shift};
 use crate::{
     Result,
     constrain::Constraint,
@@ -35,16 +35,25 @@ pub(super) struct Session<'m> {
     drafting: Drafting,
     /// The model that drafts for it, and how that chooses.
     drafter: Option<(&'m ModelDrafter, DraftSampler)>,
-    /// Most tokens to generate, the context considered.
-    room: usize,
+    extent: Extent,
     /// Bytes its cache may grow to.
     pub(super) reserved_bytes: usize,
     reused: usize,
-    generated: usize,
     times: Times,
     pub(super) over: bool,
     /// For the log and traces, from here to the end; it has no parent.
     span: Span,
+}
+
+/// How long the answer is and may be.
+struct Extent {
+    generated: usize,
+    /// Most tokens to generate, the context considered.
+    room: usize,
+    /// Positions of the context, where the answer goes on beyond them.
+    shifts_at: Option<usize>,
+    /// Tokens that were forgotten.
+    forgotten: usize,
 }
 
 /// When it began, and when its first token was chosen.
@@ -82,9 +91,10 @@ impl<'m> Session<'m> {
         let range = model.executor.range();
         let state = kept.map_or_else(|| model.executor.new_state_with(range, ask.kind), Ok)?;
         let mut ids = std::mem::take(&mut ask.prompt);
-        ids.reserve(room);
+        ids.reserve(room.min(model.ctx));
         let text = model.tokenizer.stream().show_special(ask.show_special);
         ask.prompt = ids.clone();
+        let shifts = ask.context_shift;
         let span = tracing::info_span!(
             parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
             tokens = Empty, ttft_ms = Empty
@@ -108,9 +118,8 @@ impl<'m> Session<'m> {
             sampler,
             stops,
             text,
-            room,
+            extent: Extent { generated: 0, room, shifts_at: shifts.then_some(model.ctx), forgotten: 0 },
             reserved_bytes,
-            generated: 0,
             times: Times { began: Instant::now(), first: None },
             over: false,
             span,
@@ -136,10 +145,10 @@ impl<'m> Session<'m> {
         model: &mut Option<DraftModel>,
     ) -> usize {
         self.drafting.clear();
-        if !alone || self.generated == 0 || self.pending() != 1 || !self.drafting.is_on() {
+        if !alone || self.extent.generated == 0 || self.pending() != 1 || !self.drafting.is_on() {
             return 0;
         }
-        let left = self.room.saturating_sub(self.generated + 1);
+        let left = self.extent.room.saturating_sub(self.extent.generated + 1);
         let most = most.min(left);
         let certain = match &mut self.job.ask.constraint {
             Some(constraint) if self.drafting.takes_forced() => constraint.forced(tokenizer, most),
@@ -168,7 +177,7 @@ impl<'m> Session<'m> {
 
     /// Tells how far the prompt is. What is computed again behind a wrong draft is none of the reader's.
     pub(super) fn tell_prefill(&self) {
-        if self.generated == 0 {
+        if self.extent.generated == 0 {
             let total = self.job.ask.prompt.len() - self.reused;
             self.tell(Event::Prefill { done: self.state.len() - self.reused, total });
         }
@@ -176,6 +185,9 @@ impl<'m> Session<'m> {
 
     /// Tells about tokens of the prompt after a pass that began at `start`, where they are to be shown.
     pub(super) fn tell_prompt(&self, tokenizer: &Tokenizer, start: usize, logits: &[f32]) -> Result<()> {
+        if self.extent.generated > 0 {
+            return Ok(());
+        }
         let tokens = self.job.ask.shown(tokenizer, start, self.state.len(), logits)?;
         if !tokens.is_empty() {
             self.tell(Event::Prompt(tokens));
@@ -185,7 +197,7 @@ impl<'m> Session<'m> {
 
     /// Ends its span; one whose reader has gone was not answered.
     pub(super) fn report(&self, answered: bool) {
-        self.span.record("tokens", self.generated);
+        self.span.record("tokens", self.extent.generated);
         if let Some(first) = self.times.first {
             self.span.record("ttft_ms", (first - self.times.began).as_secs_f64() * 1e3);
         }
@@ -214,7 +226,7 @@ impl<'m> Session<'m> {
         row: &mut [f32],
         began: Option<Instant>,
     ) {
-        let answers = self.generated > 0;
+        let answers = self.extent.generated > 0;
         let draft = self.drafting.tokens().to_vec();
         let known = self.ids.len();
         let (mut right, mut ends) = (0, None);
@@ -240,9 +252,19 @@ impl<'m> Session<'m> {
             self.drafting.judge(draft.len() as u32, right as u32, ends.is_some(), ms);
             self.drafting.count((self.ids.len() - known) as u32);
         }
-        if let Some(finish) = ends {
-            self.finish(finish);
+        match (ends, self.extent.shifts_at) {
+            (Some(finish), _) => self.finish(finish),
+            (None, Some(ctx)) if self.ids.len() > ctx && !self.over => self.shift(ctx),
+            _ => {}
         }
+    }
+
+    /// Forgets tokens, so that the last one has a place among `ctx` positions; those behind them are computed again.
+    fn shift(&mut self, ctx: usize) {
+        let forgotten = shift::forgotten(self.job.ask.prompt.len(), ctx);
+        self.state.rewind(forgotten.start);
+        self.extent.forgotten += forgotten.len();
+        self.ids.drain(forgotten);
     }
 
     /// Chooses a token from `logits` and tells about it.
@@ -256,7 +278,8 @@ impl<'m> Session<'m> {
             self.tell(Event::Failed(Failure::invalid("response_format", error.to_string())));
             return Step::Failed;
         }
-        let choice = match self.sampler.sample(logits, &self.ids, self.ids.len() as u64) {
+        let position = (self.ids.len() + self.extent.forgotten) as u64;
+        let choice = match self.sampler.sample(logits, &self.ids, position) {
             Ok(choice) => choice,
             Err(error) => {
                 self.fail(&error);
@@ -264,7 +287,7 @@ impl<'m> Session<'m> {
             }
         };
         let id = choice.id;
-        self.generated += 1;
+        self.extent.generated += 1;
         if tokenizer.stop_ids().contains(&id) {
             return Step::Ends(Finish::Stop);
         }
@@ -282,7 +305,7 @@ impl<'m> Session<'m> {
         let text = self.stops.push(self.text.push(id)).to_owned();
         let done = self.job.ask.constraint.as_ref().is_some_and(Constraint::is_complete);
         self.tell(Event::Token { id, text, logprobs });
-        match self.generated >= self.room {
+        match self.extent.generated >= self.extent.room {
             _ if self.stops.hit() || done => Step::Ends(Finish::Stop),
             true => Step::Ends(Finish::Length),
             false => Step::Goes,
@@ -300,11 +323,11 @@ impl<'m> Session<'m> {
         }
         let prefill_ms = self.times.first.map_or(0.0, |first| (first - self.times.began).as_secs_f64() * 1e3);
         let decode = self.times.first.map(|first| first.elapsed()).unwrap_or_default();
-        let after_first = self.generated.saturating_sub(1) as f64;
+        let after_first = self.extent.generated.saturating_sub(1) as f64;
         let usage = Usage {
             prompt_tokens: self.job.ask.prompt.len(),
             cached_tokens: self.reused,
-            completion_tokens: self.generated,
+            completion_tokens: self.extent.generated,
         };
         let report = Report {
             computed_by: vec!["me".into()],
@@ -320,6 +343,6 @@ impl<'m> Session<'m> {
 
     /// Whether no more than the prompt was asked for.
     pub(super) fn has_no_room(&self) -> bool {
-        self.room == 0
+        self.extent.room == 0
     }
 }
