@@ -35,6 +35,7 @@ mod conversation_routes;
 pub mod conversations;
 mod cors;
 pub mod doors;
+mod endpoint;
 mod error;
 mod fields;
 mod guard;

@@ -1,6 +1,8 @@
 //! What the engine tests share: fixtures, goldens, processors, distances.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod table;
+
 use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
 
 use scheduler::SessionKind;

@@ -1,0 +1,268 @@
+//! OpenAI's routes.
+
+use serde_json::{Value, json};
+
+use super::{
+    schema::{
+        Named, any_object, any_of, count, flag, integer, list, number, object, or_null, reference, text,
+        whole, words,
+    },
+    terms::{TOKENS, ids, input, model, seed, stops, tool_name, who},
+};
+use crate::inference::ranges;
+
+/// What the routes take and answer, and what requests of other dialects are made of, too.
+pub(super) fn schemas() -> Vec<Named> {
+    [requests(), parts(), answers()].concat()
+}
+
+/// What OpenAI's routes share.
+fn sampling() -> Vec<(&'static str, Value)> {
+    let bias = json!({
+        "type": "object", "propertyNames": {"type": "string", "pattern": "^[0-9]{1,9}$"}, "maxProperties": 1024,
+        "additionalProperties": number(&ranges::LOGIT_BIAS),
+    });
+    let mut members = vec![
+        ("model", model()),
+        ("temperature", number(&ranges::TEMPERATURE)),
+        ("top_p", number(&ranges::TOP_P)),
+        ("top_k", integer(-1, 1 << 20)),
+        ("min_p", number(&ranges::MIN_P)),
+        ("typical_p", number(&ranges::TYPICAL_P)),
+        ("repetition_penalty", number(&ranges::REPETITION_PENALTY)),
+        ("presence_penalty", number(&ranges::PRESENCE_PENALTY)),
+        ("frequency_penalty", number(&ranges::FREQUENCY_PENALTY)),
+        ("logit_bias", bias),
+        ("seed", seed()),
+        ("stop", stops()),
+        ("stream", flag()),
+    ];
+    members.extend(who());
+    members
+}
+
+fn with(required: &[(&'static str, Value)], more: &[(&'static str, Value)]) -> Value {
+    let mut members = required.to_vec();
+    members.extend(sampling());
+    members.extend(more.iter().cloned());
+    object(required.len(), &members)
+}
+
+fn requests() -> Vec<Named> {
+    let tools = list(reference("Tool"), 0, 128);
+    let named = object(1, &[("function", object(1, &[("name", text())])), ("type", words(&["function"]))]);
+    let choice = any_of(&[words(&["none", "auto", "required"]), named]);
+    let messages = list(reference("Message"), 1, 4096);
+    let prompt = any_of(&[
+        text(),
+        list(text(), 1, 64),
+        ids(),
+        json!({"type": "array", "items": ids(), "minItems": 1, "maxItems": 64}),
+    ]);
+    let counts = [("stream_options", object(0, &[("include_usage", flag())])), ("n", integer(1, 4))];
+    let mut chat = vec![
+        ("max_tokens", integer(1, TOKENS)),
+        ("max_completion_tokens", integer(1, TOKENS)),
+        ("logprobs", flag()),
+        ("top_logprobs", integer(0, 20)),
+        ("response_format", reference("Format")),
+        ("tools", tools),
+        ("tool_choice", choice.clone()),
+        ("parallel_tool_calls", flag()),
+        ("reasoning_effort", text()),
+    ];
+    chat.extend(counts.clone());
+    // 0 is for prompts that come back with `echo`.
+    let mut completion = vec![
+        ("max_tokens", integer(0, TOKENS)),
+        ("logprobs", integer(0, 20)),
+        ("response_format", reference("Format")),
+        ("echo", flag()),
+    ];
+    completion.extend(counts);
+    let items = list(reference("Message"), 0, 4096);
+    let flat = object(
+        1,
+        &[
+            ("name", tool_name()),
+            ("type", words(&["function"])),
+            ("description", text()),
+            ("parameters", json!({"type": "object"})),
+        ],
+    );
+    let responses = [
+        ("instructions", text()),
+        ("max_output_tokens", integer(1, TOKENS)),
+        ("top_logprobs", integer(0, 20)),
+        ("text", object(0, &[("format", reference("Format"))])),
+        ("tools", list(flat, 0, 128)),
+        ("tool_choice", choice),
+    ];
+    let width = json!({"type": "integer", "minimum": 1, "maximum": 1 << 20, "description": "Only the width of the model"});
+    let embeddings = [
+        ("input", input()),
+        ("model", model()),
+        ("encoding_format", words(&["float", "base64"])),
+        ("dimensions", width),
+    ];
+    let some = json!({"type": "string", "minLength": 1});
+    let document = any_of(&[some.clone(), object(1, &[("text", some.clone())])]);
+    let rerank = [
+        ("query", some),
+        ("documents", list(document, 1, 256)),
+        ("model", model()),
+        ("top_n", integer(1, 1 << 20)),
+        ("return_documents", flag()),
+        ("truncate", flag()),
+    ];
+    vec![
+        ("Chat", with(&[("messages", messages)], &chat)),
+        ("Completion", with(&[("prompt", prompt)], &completion)),
+        ("Responses", with(&[("input", any_of(&[text(), items]))], &responses)),
+        ("Embeddings", object(1, &embeddings)),
+        ("Rerank", object(2, &rerank)),
+    ]
+}
+
+/// What OpenAI's and Ollama's requests are made of.
+fn parts() -> Vec<Named> {
+    let part = object(2, &[("type", words(&["text", "input_text", "output_text"])), ("text", text())]);
+    let content = any_of(&[text(), list(part, 0, 1024)]);
+    let call = object(
+        1,
+        &[
+            (
+                "function",
+                object(1, &[("name", text()), ("arguments", any_of(&[text(), json!({"type": "object"})]))]),
+            ),
+            ("id", text()),
+            ("type", words(&["function"])),
+        ],
+    );
+    let role = words(&["system", "developer", "user", "assistant", "tool"]);
+    let said = object(
+        2,
+        &[
+            ("role", role.clone()),
+            ("content", content.clone()),
+            ("tool_calls", list(call.clone(), 0, 1024)),
+            ("tool_call_id", text()),
+            ("name", text()),
+        ],
+    );
+    let called = object(2, &[("role", role), ("tool_calls", list(call, 1, 1024)), ("content", content)]);
+    let function = object(
+        1,
+        &[("name", tool_name()), ("description", text()), ("parameters", json!({"type": "object"}))],
+    );
+    let schema = object(1, &[("schema", json!({"type": "object"})), ("name", text())]);
+    let format = any_of(&[
+        object(1, &[("type", words(&["text", "json_object"]))]),
+        object(2, &[("type", words(&["json_schema"])), ("json_schema", schema)]),
+        object(2, &[("type", words(&["grammar"])), ("grammar", text())]),
+        object(2, &[("type", words(&["regex"])), ("regex", text())]),
+    ]);
+    vec![
+        ("Message", any_of(&[said, called])),
+        ("Tool", object(1, &[("function", function), ("type", words(&["function"]))])),
+        ("Format", format),
+    ]
+}
+
+fn usage() -> Value {
+    object(3, &[("prompt_tokens", count()), ("completion_tokens", count()), ("total_tokens", count())])
+}
+
+fn answers() -> Vec<Named> {
+    let choice = |own: (&'static str, Value)| {
+        let choice = whole(&[
+            ("index", count()),
+            own,
+            ("finish_reason", or_null("string")),
+            ("logprobs", or_null("object")),
+        ]);
+        list(choice, 1, 64)
+    };
+    let message = object(
+        2,
+        &[
+            ("role", words(&["assistant"])),
+            ("content", or_null("string")),
+            ("tool_calls", list(any_object(), 1, 1024)),
+        ],
+    );
+    let answer = |kind: &str, choices: Value| {
+        whole(&[
+            ("id", text()),
+            ("object", words(&[kind])),
+            ("created", count()),
+            ("model", text()),
+            ("choices", choices),
+            ("usage", usage()),
+            ("shoal", any_object()),
+        ])
+    };
+    let numbers = json!({"type": "array", "items": {"type": "number"}, "minItems": 1});
+    let embedding = whole(&[
+        ("object", words(&["embedding"])),
+        ("index", count()),
+        ("embedding", json!({"anyOf": [numbers, text()]})),
+    ]);
+    let result = object(
+        2,
+        &[
+            ("index", count()),
+            ("relevance_score", json!({"type": "number", "minimum": 0, "maximum": 1})),
+            ("document", object(1, &[("text", text())])),
+        ],
+    );
+    let tokens = whole(&[("prompt_tokens", count()), ("total_tokens", count())]);
+    let model = whole(&[
+        ("id", text()),
+        ("object", words(&["model"])),
+        ("created", count()),
+        ("owned_by", text()),
+        ("shoal", any_object()),
+    ]);
+    vec![
+        ("ChatAnswer", answer("chat.completion", choice(("message", message)))),
+        ("CompletionAnswer", answer("text_completion", choice(("text", text())))),
+        (
+            "ResponsesAnswer",
+            whole(&[
+                ("id", text()),
+                ("object", words(&["response"])),
+                ("status", words(&["completed", "incomplete"])),
+                ("model", text()),
+                ("output", list(any_object(), 0, 1024)),
+                ("usage", any_object()),
+            ]),
+        ),
+        (
+            "EmbeddingsAnswer",
+            whole(&[
+                ("object", words(&["list"])),
+                ("data", list(embedding, 1, 256)),
+                ("model", text()),
+                ("usage", tokens.clone()),
+            ]),
+        ),
+        (
+            "RerankAnswer",
+            whole(&[
+                ("object", words(&["list"])),
+                ("model", text()),
+                ("results", list(result, 1, 256)),
+                ("usage", tokens),
+            ]),
+        ),
+        (
+            "Models",
+            whole(&[
+                ("object", words(&["list"])),
+                ("data", json!({"type": "array", "items": reference("Model")})),
+            ]),
+        ),
+        ("Model", model),
+    ]
+}
