@@ -435,7 +435,7 @@ impl Steps {
             u32::from(layer.sinks.is_some()),
         ];
         let sinks = layer.sinks.as_ref().unwrap_or(&scratch.nothing);
-        let kernel = shard.gpu.kernel(Kernel::Attention);
+        let kernel = shard.gpu.kernel(Kernel::Attention { capped: layer.spec.softcap.is_some() });
         let buffers = [&scratch.queries, &arena.buffer, sinks, &scratch.attended];
         binder.add(("attention", 0), [kernel.clone(), kernel], &params, &buffers, Groups::Each(heads));
         let mixed = inside[0].as_ref().map(|norm| (norm, b.norm.eps));

@@ -252,6 +252,7 @@ pub fn attention(gpu: &Gpu, job: &AttentionJob<'_>) -> Result<Vec<f32>> {
     let sinks = gpu.upload_floats("sinks", job.sinks.unwrap_or(&[0.0]));
     let (last, out) = (info(positions - n), gpu.buffer("out", 4 * job.q.len()));
     let buffers = [&last, &params, &q, &arena, &sinks, &out];
-    let back = run(gpu, Kernel::Attention, &buffers, [heads, n as u32], &[(&out, 4 * job.q.len())])?;
+    let kernel = Kernel::Attention { capped: job.softcap.is_some() };
+    let back = run(gpu, kernel, &buffers, [heads, n as u32], &[(&out, 4 * job.q.len())])?;
     Ok(floats(back.into_iter().flatten().collect()))
 }

@@ -50,7 +50,10 @@ pub(super) enum Kernel {
     /// Norm, rotation and storing of heads.
     Heads,
     /// Attention over pages.
-    Attention,
+    Attention {
+        /// Whether scores are capped.
+        capped: bool,
+    },
     /// The largest values of rows.
     Top,
     /// All bytes of a buffer, read.
@@ -117,7 +120,7 @@ impl Kernel {
             Self::Route => "rrrw",
             Self::After | Self::Top => "rrrrw",
             Self::Heads => "rrrrrww",
-            Self::Attention => "rrrrrw",
+            Self::Attention { .. } => "rrrrrw",
             Self::Read | Self::Probe(_) => "rrrw",
         }
     }
@@ -136,7 +139,10 @@ impl Kernel {
             Self::Matmul { ggml_type, rows, places } => matmul(ggml_type, rows, places),
             Self::After => include_str!("wgsl/after.wgsl").into(),
             Self::Heads => include_str!("wgsl/heads.wgsl").into(),
-            Self::Attention => include_str!("wgsl/attention.wgsl").into(),
+            Self::Attention { capped } => {
+                let softcap = if capped { include_str!("wgsl/softcap.wgsl") } else { "" };
+                include_str!("wgsl/attention.wgsl").replace("//SOFTCAP", softcap)
+            }
             Self::Top => include_str!("wgsl/top.wgsl").into(),
             Self::Read => include_str!("wgsl/read.wgsl").into(),
             Self::Probe(operation) => include_str!("wgsl/probe.wgsl").replace("OPERATION", operation),

@@ -1,6 +1,6 @@
 // One workgroup a query head of a row, over the pages of its session, as `kernels::attention` says.
-// params: 0 query heads, 1 key heads, 2 width of a head, 3 layer, 4 window, 5 bits of the scale, 6 bits of the softcap or 0,
-// 7 has sinks.
+// params: 0 query heads, 1 key heads, 2 width of a head, 3 layer, 4 window, 5 bits of the scale, 6 bits of the softcap, 7 has
+// sinks. A sink is what a page of one score would be whose value is 0.
 
 @group(0) @binding(1) var<storage, read> params: array<u32>;
 @group(0) @binding(2) var<storage, read> queries: array<f32>;
@@ -16,10 +16,11 @@ fn score(at: u32, dim: u32) -> f32 {
     for (var i = 0u; i < 16u; i = i + 1u) { sums[i] = 0.0; }
     for (var pair = 0u; pair < dim / 2u; pair = pair + 1u) {
         let both = pages[at + pair];
-        let d = 2u * pair;
-        let lane = d % 16u;
-        sums[lane] = f_fma(half(both), q[d], sums[lane]);
-        sums[lane + 1u] = f_fma(half(both >> 16u), q[d + 1u], sums[lane + 1u]);
+        for (var i = 0u; i < 2u; i = i + 1u) {
+            let d = 2u * pair + i;
+            let lane = d % 16u;
+            sums[lane] = f_fma(half(both >> (16u * i)), q[d], sums[lane]);
+        }
     }
     for (var width = 8u; width > 0u; width = width / 2u) {
         for (var i = 0u; i < width; i = i + 1u) { sums[i] = f_add(sums[i], sums[i + width]); }
@@ -42,78 +43,70 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (end > params[4]) { begin = end - params[4]; }
     for (var d = t; d < dim; d = d + 64u) { q[d] = queries[(row * heads + head) * dim + d]; }
     var maximum = 0.0;
-    var sum = 0.0;
-    var o: array<f32, 4>;
-    for (var page = begin / 256u; page <= position / 256u; page = page + 1u) {
+    // What each thread has of the values, and behind them the sum of the weights.
+    var o: array<f32, 5>;
+    let pages_end = position / 256u + 1u;
+    for (var page = begin / 256u; page < pages_end + params[7]; page = page + 1u) {
         let base = 256u * page;
-        let first = max(begin, base) - base;
-        let last = min(end, base + 256u) - base;
-        let keys = page_of(params[3], row, page) * 256u * words + kv_head * dim / 2u;
-        let values = keys + words / 2u;
-        workgroupBarrier();
-        for (var j = first + t; j < last; j = j + 64u) {
-            var s = f_mul(score(keys + j * words, dim), bitcast<f32>(params[5]));
-            if (params[6] != 0u) {
-                let cap = bitcast<f32>(params[6]);
-                s = f_mul(f_tanh(f_div(s, cap)), cap);
-            }
-            p[j] = s;
-        }
-        workgroupBarrier();
-        var m = p[first];
-        for (var j = first + 1u; j < last; j = j + 1u) {
-            if (p[j] > m) { m = p[j]; }
-        }
-        workgroupBarrier();
-        for (var j = first + t; j < last; j = j + 64u) { p[j] = f_exp(f_add(p[j], f_neg(m))); }
-        workgroupBarrier();
-        if (t < 16u) {
-            var l = 0.0;
-            for (var j = first / 16u * 16u + t; j < last; j = j + 16u) {
-                if (j >= first) { l = f_add(l, p[j]); }
-            }
-            lanes[t] = l;
-        }
-        workgroupBarrier();
-        let l = tree();
-        var a = 0.0;
-        var b = 0.0;
-        let is_first = base <= begin;
-        if (is_first) {
-            maximum = m;
-            sum = l;
+        var m = 0.0;
+        var mixed = array<f32, 5>(0.0, 0.0, 0.0, 0.0, 0.0);
+        if (page == pages_end) {
+            m = sinks[head];
+            mixed[4] = 1.0;
         } else {
-            var joint = m;
-            if (maximum > m) { joint = maximum; }
-            a = f_exp(f_add(maximum, f_neg(joint)));
-            b = f_exp(f_add(m, f_neg(joint)));
-            maximum = joint;
-            sum = f_add(f_mul(sum, a), f_mul(l, b));
-        }
-        for (var i = 0u; i < 4u; i = i + 1u) {
-            let d = t + 64u * i;
-            if (d < dim) {
-                var mixed = 0.0;
-                for (var j = first; j < last; j = j + 1u) {
-                    let both = pages[values + j * words + d / 2u];
-                    mixed = f_fma(p[j], half(both >> (16u * (d & 1u))), mixed);
+            let first = max(begin, base) - base;
+            let last = min(end, base + 256u) - base;
+            let keys = page_of(params[3], row, page) * 256u * words + kv_head * dim / 2u;
+            let values = keys + words / 2u;
+            workgroupBarrier();
+            for (var j = first + t; j < last; j = j + 64u) {
+                var s = f_mul(score(keys + j * words, dim), bitcast<f32>(params[5]));
+//SOFTCAP
+                p[j] = s;
+            }
+            workgroupBarrier();
+            m = p[first];
+            for (var j = first + 1u; j < last; j = j + 1u) {
+                if (p[j] > m) { m = p[j]; }
+            }
+            workgroupBarrier();
+            for (var j = first + t; j < last; j = j + 64u) { p[j] = f_exp(f_add(p[j], f_neg(m))); }
+            workgroupBarrier();
+            if (t < 16u) {
+                var l = 0.0;
+                for (var j = first / 16u * 16u + t; j < last; j = j + 16u) {
+                    if (j >= first) { l = f_add(l, p[j]); }
                 }
-                if (is_first) { o[i] = mixed; } else { o[i] = f_add(f_mul(o[i], a), f_mul(mixed, b)); }
+                lanes[t] = l;
+            }
+            workgroupBarrier();
+            mixed[4] = tree();
+            for (var i = 0u; i < 4u; i = i + 1u) {
+                let d = t + 64u * i;
+                if (d < dim) {
+                    for (var j = first; j < last; j = j + 1u) {
+                        let both = pages[values + j * words + d / 2u];
+                        mixed[i] = f_fma(p[j], half(both >> (16u * (d & 1u))), mixed[i]);
+                    }
+                }
             }
         }
-    }
-    var factor = 1.0;
-    if (params[7] != 0u) {
-        let sink = sinks[head];
-        var joint = sink;
-        if (maximum > sink) { joint = maximum; }
-        factor = f_exp(f_add(maximum, f_neg(joint)));
-        sum = f_add(f_mul(sum, factor), f_exp(f_add(sink, f_neg(joint))));
+        if (base <= begin) {
+            maximum = m;
+            o = mixed;
+        } else {
+            let before = maximum;
+            if (!(maximum > m)) { maximum = m; }
+            // Of what is there, and of this page.
+            var factors = array<f32, 2>(before, m);
+            for (var i = 0u; i < 2u; i = i + 1u) { factors[i] = f_exp(f_add(factors[i], f_neg(maximum))); }
+            for (var i = 0u; i < 5u; i = i + 1u) {
+                o[i] = f_add(f_mul(o[i], factors[0]), f_mul(mixed[i], factors[1]));
+            }
+        }
     }
     for (var i = 0u; i < 4u; i = i + 1u) {
         let d = t + 64u * i;
-        if (d < dim) {
-            out[(row * heads + head) * dim + d] = f_add(f_div(f_mul(o[i], factor), sum), 0.0);
-        }
+        if (d < dim) { out[(row * heads + head) * dim + d] = f_add(f_div(o[i], o[4]), 0.0); }
     }
 }

@@ -14,6 +14,15 @@ fn dot_half(block: u32, h: u32) -> i32 {
 fn dot_all(block: u32) -> i32 { return dot_half(block, 0u) + dot_half(block, 1u); }
 fn sum(block: u32) -> i32 { return sums[2u * block] + sums[2u * block + 1u]; }
 
+// acc + coded * (scale * dx) + summed * (offset * dx), in this order; the last term changes its sign with `sign`.
+fn two_terms(acc: f32, coded: i32, summed: i32, dx: f32, sign: u32) -> f32 {
+    let whole = array<f32, 2>(f32(coded), f32(summed));
+    let factor = array<f32, 2>(scale, bitcast<f32>(bitcast<u32>(offset) ^ sign));
+    var y = acc;
+    for (var i = 0u; i < 2u; i = i + 1u) { y = f_fma(whole[i], f_mul(factor[i], dx), y); }
+    return y;
+}
+
 // Sixteen bytes of two codes from byte `at` on: the low halves come first.
 fn nibbles(at: u32) {
     for (var i = 0u; i < 4u; i = i + 1u) {
@@ -47,6 +56,9 @@ fn affine(at: u32, g: u32) {
         mn = (low >> 4u) | ((byte(at + 4u + g) >> 6u) << 4u);
     }
     let units = bytes(at);
-    scale = f_mul(half(units), f32(sc));
-    offset = f_mul(half(units >> 16u), f32(mn));
+    let whole = array<f32, 2>(f32(sc), f32(mn));
+    var made: array<f32, 2>;
+    for (var i = 0u; i < 2u; i = i + 1u) { made[i] = f_mul(half(units >> (16u * i)), whole[i]); }
+    scale = made[0];
+    offset = made[1];
 }

@@ -98,25 +98,34 @@ fn fma_bits(a: u32, b: u32, c: u32) -> u32 {
     let carry = select(0u, 1u, low_word < (low << 14u));
     var p = vec2<u32>((low >> 18u) + (middle >> 6u) + ((xh * yh) << 6u) + carry, low_word);
     var e = xp.y + yp.y - 14;
-    if (z == 0u) { return pack(product_sign, p, e); }
-    let zp = parts(z);
-    var q = vec2<u32>(u32(zp.x) << 6u, 0u);
-    let ze = zp.y - 38;
-    if (e > ze) {
-        q = right64_sticky(q, u32(e - ze));
-    } else {
-        p = right64_sticky(p, u32(ze - e));
-        e = ze;
+    // One shift and one rounding for all cases: compilers of software devices copy them to each place that names them.
+    var sign = product_sign;
+    if (z != 0u) {
+        let zp = parts(z);
+        var q = vec2<u32>(u32(zp.x) << 6u, 0u);
+        let apart = e - (zp.y - 38);
+        let moved = right64_sticky(select(p, q, apart > 0), u32(abs(apart)));
+        if (apart > 0) {
+            q = moved;
+        } else {
+            p = moved;
+            e = e - apart;
+        }
+        if (product_sign == addend_sign) {
+            let sum = p.y + q.y;
+            p = vec2<u32>(p.x + q.x + select(0u, 1u, sum < p.y), sum);
+        } else {
+            if (p.x == q.x && p.y == q.y) { return 0u; }
+            if (p.x < q.x || (p.x == q.x && p.y < q.y)) {
+                let larger = q;
+                q = p;
+                p = larger;
+                sign = addend_sign;
+            }
+            p = vec2<u32>(p.x - q.x - select(0u, 1u, p.y < q.y), p.y - q.y);
+        }
     }
-    if (product_sign == addend_sign) {
-        let sum = p.y + q.y;
-        return pack(product_sign, vec2<u32>(p.x + q.x + select(0u, 1u, sum < p.y), sum), e);
-    }
-    if (p.x == q.x && p.y == q.y) { return 0u; }
-    if (p.x > q.x || (p.x == q.x && p.y > q.y)) {
-        return pack(product_sign, vec2<u32>(p.x - q.x - select(0u, 1u, p.y < q.y), p.y - q.y), e);
-    }
-    return pack(addend_sign, vec2<u32>(q.x - p.x - select(0u, 1u, q.y < p.y), q.y - p.y), e);
+    return pack(sign, p, e);
 }
 
 // a / b, rounded once.

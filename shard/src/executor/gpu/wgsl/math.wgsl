@@ -8,16 +8,6 @@ fn half(h: u32) -> f32 { return bitcast<f32>(half_bits(h & 0xffffu)); }
 // 2^n for n in -126..=127, 0 for -127, infinity for 128.
 fn exp2_int(n: i32) -> f32 { return bitcast<f32>(u32(n + 127) << 23u); }
 
-struct Reduced { n: i32, p: f32 }
-
-// e^x = 2^n (1 + p).
-fn reduce(x: f32) -> Reduced {
-    let n = round(f_mul(x, LOG2_E));
-    let r = f_fma(n, -LN2_LO, f_fma(n, -LN2_HI, x));
-    let q = f_fma(f_fma(f_fma(f_fma(EXP_Q4, r, EXP_Q3), r, EXP_Q2), r, EXP_Q1), r, EXP_Q0);
-    return Reduced(i32(n), f_fma(f_mul(r, r), q, r));
-}
-
 fn f_exp(x: f32) -> f32 {
     var y = x;
     if (EXP_LOW > y) { y = EXP_LOW; }
@@ -51,8 +41,10 @@ fn f_tanh(x: f32) -> f32 {
 // Sixteen lanes, added 8, 4, 2, 1 apart.
 var<workgroup> lanes: array<f32, 16>;
 fn tree() -> f32 {
-    var a: array<f32, 8>;
-    for (var i = 0u; i < 8u; i = i + 1u) { a[i] = f_add(lanes[i], lanes[i + 8u]); }
-    for (var i = 0u; i < 4u; i = i + 1u) { a[i] = f_add(a[i], a[i + 4u]); }
-    return f_add(f_add(a[0], a[2]), f_add(a[1], a[3]));
+    var a: array<f32, 16>;
+    for (var i = 0u; i < 16u; i = i + 1u) { a[i] = lanes[i]; }
+    for (var width = 8u; width > 0u; width = width / 2u) {
+        for (var i = 0u; i < width; i = i + 1u) { a[i] = f_add(a[i], a[i + width]); }
+    }
+    return a[0];
 }

@@ -15,6 +15,5 @@ fn fetch(b: u32) {
 fn chain(acc: f32, block: u32, dx: f32) -> f32 {
     let coded = units.x * dot_half(block, 0u) + units.z * dot_half(block, 1u);
     let minima = units.y * sums[2u * block] + units.w * sums[2u * block + 1u];
-    let first = f_fma(f32(coded), f_mul(scale, dx), acc);
-    return f_fma(f32(minima), f_neg(f_mul(offset, dx)), first);
+    return two_terms(acc, coded, minima, dx, SIGN);
 }

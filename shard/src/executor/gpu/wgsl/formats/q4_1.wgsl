@@ -5,6 +5,5 @@ fn fetch(b: u32) {
     nibbles(20u * b + 4u);
 }
 fn chain(acc: f32, block: u32, dx: f32) -> f32 {
-    let first = f_fma(f32(dot_all(block)), f_mul(scale, dx), acc);
-    return f_fma(f32(sum(block)), f_mul(offset, dx), first);
+    return two_terms(acc, dot_all(block), sum(block), dx, 0u);
 }
