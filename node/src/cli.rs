@@ -293,6 +293,10 @@ pub struct EngineArgs {
     /// Most memory of the device gpu:N, e.g. 6GB [default: nine tenths of it, where the system says how much that is]
     #[arg(long, value_name = "SIZE", value_parser = model::size)]
     pub gpu_memory: Option<u64>,
+    /// Most of the time of the device gpu:N, in percent: after each pass it rests [default: 100, and 50 while a battery feeds the
+    /// machine or, where the driver counts it, others use the GPU]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub gpu_share: Option<u8>,
     /// Most disk for weights as the processor reads them, with which a model of 32 MiB or more starts at once the next time; off
     /// for none. Those not used for longest go first
     #[arg(long, value_name = "SIZE", value_parser = model::size_or_off, default_value = "8GiB", env = "SHOAL_PANEL_CACHE")]
@@ -313,20 +317,26 @@ impl EngineArgs {
             no_pin: false,
             device,
             gpu_memory: None,
+            gpu_share: None,
             panel_cache,
         }
     }
 
-    /// What computes, with the memory of it that may be taken.
+    /// What computes, with the memory and the share of its time that may be taken.
     ///
     /// # Errors
-    /// `--gpu-memory` for a device that has none of its own.
+    /// `--gpu-memory` or `--gpu-share` for a device of another kind.
     pub fn device(&self) -> Result<DeviceName> {
-        match (self.device, self.gpu_memory) {
+        let asked = [("--gpu-memory", self.gpu_memory.is_some()), ("--gpu-share", self.gpu_share.is_some())];
+        match (self.device, asked.into_iter().find(|(_, is_asked)| *is_asked)) {
             (device, None) => Ok(device),
-            (DeviceName::Gpu(gpu), memory_bytes) => Ok(DeviceName::Gpu(GpuName { memory_bytes, ..gpu })),
-            (other, Some(_)) => {
-                Err(Error::usage(format!("--gpu-memory is for --device gpu:0 or gpu:0,cpu, not for {other}")))
+            (DeviceName::Gpu(gpu), Some(_)) => Ok(DeviceName::Gpu(GpuName {
+                memory_bytes: self.gpu_memory.or(gpu.memory_bytes),
+                share_percent: self.gpu_share.or(gpu.share_percent),
+                ..gpu
+            })),
+            (other, Some((flag, _))) => {
+                Err(Error::usage(format!("{flag} is for --device gpu:0 or gpu:0,cpu, not for {other}")))
             }
         }
     }

@@ -1,6 +1,9 @@
 //! A model ready to answer on this machine: file, tokenizer, template, weights.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use api::choice::Draft;
 use scheduler::AttentionKind;
@@ -100,7 +103,7 @@ impl Prepared {
     /// # Errors
     /// A device that this build or this machine does not have.
     pub fn device(&self, args: &EngineArgs) -> Result<Device> {
-        Device::open(args.device()?, || self.cpu(args))
+        Device::open(args.device()?, pipelines().as_deref(), || self.cpu(args))
     }
 
     /// The processors that were claimed.
@@ -318,7 +321,18 @@ pub fn layer_bytes(gguf: &Gguf) -> u64 {
 /// A device that this build or this machine does not have.
 pub fn device(args: &EngineArgs) -> Result<Device> {
     let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
-    Device::open(args.device()?, || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin)))
+    let on = || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin));
+    Device::open(args.device()?, pipelines().as_deref(), on)
+}
+
+/// Where a GPU's compiled kernels are kept; nowhere without a home folder.
+pub fn pipelines() -> Option<PathBuf> {
+    library::home().ok().map(|home| pipelines_in(&home))
+}
+
+/// The same in the data folder `home`.
+pub fn pipelines_in(home: &Path) -> PathBuf {
+    home.join("pipelines")
 }
 
 /// The processor with an instruction set by name and compute threads. The calling thread is one of them.

@@ -31,7 +31,7 @@ if (!chromium || !driver) {
 export const browser = await driver.launch({
   handleSIGTERM: false,
   executablePath: chromium,
-  args: [...(process.getuid?.() === 0 ? ['--no-sandbox'] : []), '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1', '--disable-background-networking', '--no-first-run'],
+  args: [...(process.getuid?.() === 0 ? ['--no-sandbox'] : []), ...(process.env.SHOAL_BROWSER_ARGS?.split(' ') ?? []), '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1', '--disable-background-networking', '--no-first-run'],
 });
 const fakes = new Set();
 // A check that failed left its node open, which would keep this process alive for ever.

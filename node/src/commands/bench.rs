@@ -192,6 +192,7 @@ impl Bench<'_> {
             submits: after.submits - before.submits,
             dispatches: after.dispatches - before.dispatches,
             bytes_back: after.bytes_back - before.bytes_back,
+            ..after
         });
         // The same prompt again, as a second turn would bring it: what the prefix cache kept is not computed again.
         let mut cache = PrefixCache::new(usize::MAX);
@@ -254,6 +255,9 @@ struct DeviceFigures {
     submits: f64,
     dispatches: f64,
     bytes_back: f64,
+    /// Kernels made ready in this process, and those of them that an earlier one had compiled.
+    pipelines: u64,
+    pipeline_hits: u64,
     operations: Vec<Operation>,
 }
 
@@ -284,6 +288,8 @@ impl DeviceFigures {
             submits: per_token(&|count| count.submits),
             dispatches: per_token(&|count| count.dispatches),
             bytes_back: per_token(&|count| count.bytes_back),
+            pipelines: cost.last().map_or(0, |count| count.pipelines),
+            pipeline_hits: cost.last().map_or(0, |count| count.pipeline_hits),
             operations: executor.operation_times()?.into_iter().map(operation).collect(),
         }))
     }
@@ -350,6 +356,9 @@ fn print(report: &Report) -> Result<()> {
             device.dispatches,
             device.bytes_back
         );
+        if device.pipelines > 0 {
+            say!("kernels   {:>9} made ready, {} found on disk", device.pipelines, device.pipeline_hits);
+        }
         for Operation { name, us, gb_s } in &device.operations {
             say!("  {name:28} {us:9.1} us  {gb_s:7.1} GB/s of weights");
         }

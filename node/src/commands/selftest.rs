@@ -55,7 +55,7 @@ pub(super) fn run(args: SelftestArgs) -> Result<()> {
 fn devices(args: &SelftestArgs) -> Result<Vec<Device>> {
     let on = |isa: Option<&str>| model::cpu(isa, Pool::new(2, false));
     if let Some(device) = args.device {
-        return Ok(vec![Device::open(device, || on(None))?]);
+        return Ok(vec![Device::open(device, model::pipelines().as_deref(), || on(None))?]);
     }
     let all = match &args.isa {
         Some(name) => vec![model::isa(name)?],

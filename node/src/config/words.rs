@@ -9,6 +9,7 @@ pub(super) const SHARED: &[&str] = &[
     "isa",
     "device",
     "gpu_memory",
+    "gpu_share",
     "no_pin",
     "log",
     "log_format",

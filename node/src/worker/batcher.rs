@@ -395,6 +395,7 @@ mod tests {
             threads: Some(1),
             isa: None,
             device: "cpu".into(),
+            pipelines: None,
             tried: false,
             kv_bytes: u64::MAX,
             processors: Vec::new(),

@@ -9,7 +9,10 @@
 use std::{
     collections::HashSet,
     io,
-    os::{unix::ffi::OsStrExt, unix::net::UnixStream as StdStream},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        net::UnixStream as StdStream,
+    },
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -46,6 +49,7 @@ use crate::{
     },
     constrain::trial::{self, Untried},
     library::Located,
+    model,
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -196,6 +200,7 @@ fn load(
         threads: Some(threads as u32),
         isa: spec.isa.clone(),
         device: spec.device.to_string(),
+        pipelines: spec.room.home().map(|home| model::pipelines_in(home).into_os_string().into_vec()),
         tried: spec.measure == Measure::Trial,
         kv_bytes: spec.kv_bytes,
         processors: processors.iter().map(|processor| *processor as u32).collect(),

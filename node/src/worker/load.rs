@@ -1,7 +1,10 @@
 //! The model in the child: what [`Load`] asks for, in memory.
 
 use std::{
+    ffi::OsStr,
     fs::File,
+    os::unix::ffi::OsStrExt,
+    path::Path,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -213,7 +216,9 @@ pub(super) fn open_device(load: &Load) -> Result<Device> {
     let threads = load.threads.map_or_else(Pool::physical_cores, |threads| threads as usize);
     let processors = load.processors.iter().map(|processor| *processor as usize).collect();
     let wanted: DeviceName = load.device.parse()?;
-    let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), Pool::on(threads, processors)))?;
+    let pipelines = load.pipelines.as_deref().map(|path| Path::new(OsStr::from_bytes(path)));
+    let on = || model::cpu(load.isa.as_deref(), Pool::on(threads, processors));
+    let device = Device::open(wanted, pipelines, on)?;
     if load.tried && device.is_software() && !tries_software() {
         return Err(Error::usage(format!(
             "{wanted} is a software device, which is slower than the processor"

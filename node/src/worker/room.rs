@@ -15,7 +15,7 @@
 //! as gone at once: for the moment until the worker reads it there may be as much more.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -113,6 +113,11 @@ impl Room {
     /// With so much room in the data folder `home` for packed weights.
     pub fn with_panels(self, home: PathBuf, most_bytes: u64) -> Self {
         Self { panels: Some((home, most_bytes)), ..self }
+    }
+
+    /// The data folder, where one is known.
+    pub fn home(&self) -> Option<&Path> {
+        self.panels.as_ref().map(|(home, _)| home.as_path())
     }
 
     /// `located` with its packed weights, for a worker of `layers`.

@@ -156,6 +156,7 @@ fn load() -> Frame {
         threads: Some(1),
         isa: None,
         device: "cpu".into(),
+        pipelines: None,
         tried: false,
         kv_bytes: 1 << 20,
         processors: Vec::new(),

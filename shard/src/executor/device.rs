@@ -1,6 +1,6 @@
 //! Which device computes, by name, and the one place that chooses an executor.
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use scheduler::LayerRange;
 
@@ -48,13 +48,17 @@ impl DeviceName {
     }
 }
 
-/// A GPU as a user names it: `gpu:0`, `gpu:0,cpu`, and with the memory that may be taken `gpu:0:8000000000,cpu`.
+/// A GPU as a user names it: `gpu:0`, `gpu:0,cpu`, and with the memory and the share of its time that may be taken
+/// `gpu:0:8000000000@50,cpu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuName {
     /// Its number among those of this machine, real ones first.
     pub number: usize,
     /// Bytes of its memory that may be taken; `None` for what it has.
     pub memory_bytes: Option<u64>,
+    /// Percent of its time that may be taken, 1 to 100; `None` for all of it, and half while a battery feeds the machine or
+    /// others use it.
+    pub share_percent: Option<u8>,
     /// Whether the processor computes the layers that its memory does not hold.
     pub rest_on_cpu: bool,
 }
@@ -71,14 +75,20 @@ impl GpuName {
             Some(_) => return None,
             None => (name, false),
         };
+        let (gpu, share_percent) = match gpu.split_once('@') {
+            Some((gpu, percent)) => {
+                (gpu, Some(percent.parse().ok().filter(|percent| (1..=100).contains(percent))?))
+            }
+            None => (gpu, None),
+        };
         let Some(numbers) = gpu.strip_prefix("gpu:") else {
-            return (gpu == "gpu").then_some(Self { rest_on_cpu, ..Self::default() });
+            return (gpu == "gpu").then_some(Self { share_percent, rest_on_cpu, ..Self::default() });
         };
         let (number, memory_bytes) = match numbers.split_once(':') {
             Some((number, bytes)) => (number, Some(bytes.parse().ok()?)),
             None => (numbers, None),
         };
-        Some(Self { number: number.parse().ok()?, memory_bytes, rest_on_cpu })
+        Some(Self { number: number.parse().ok()?, memory_bytes, share_percent, rest_on_cpu })
     }
 }
 
@@ -87,6 +97,9 @@ impl fmt::Display for GpuName {
         write!(f, "gpu:{}", self.number)?;
         if let Some(bytes) = self.memory_bytes {
             write!(f, ":{bytes}")?;
+        }
+        if let Some(percent) = self.share_percent {
+            write!(f, "@{percent}")?;
         }
         f.write_str(if self.rest_on_cpu { ",cpu" } else { "" })
     }
@@ -143,13 +156,15 @@ pub enum Device {
 }
 
 impl Device {
-    /// Opens the device called `name`; `cpu` makes the processor's threads, if it comes to that.
+    /// Opens the device called `name`; `cpu` makes the processor's threads, if it comes to that. A GPU of our own kernels keeps
+    /// them compiled in the folder `pipelines`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device that this build or this machine does not have, with what to do about it; those of
     /// `cpu`.
     pub fn open<E: From<Error>>(
         name: DeviceName,
+        pipelines: Option<&Path>,
         cpu: impl FnOnce() -> Result<Arc<Cpu>, E>,
     ) -> Result<Self, E> {
         match name {
@@ -159,7 +174,7 @@ impl Device {
                 None => Ok(Self::Cpu(cpu()?)),
             },
             DeviceName::CandleCpu | DeviceName::Cuda(_) | DeviceName::Metal => Ok(open_candle(name)?),
-            DeviceName::Gpu(name) => open_gpu(name, cpu),
+            DeviceName::Gpu(name) => open_gpu(name, pipelines, cpu),
         }
     }
 
@@ -284,7 +299,7 @@ pub fn gpus() -> Vec<String> {
             (false, Some(bytes)) => format!(", {:.1} GB", bytes as f64 / 1e9),
             (false, None) => String::new(),
         };
-        let class = match Gpu::open(number, None).map(|gpu| gpu.class()) {
+        let class = match Gpu::open(GpuName::numbered(number), None).map(|gpu| gpu.class()) {
             Ok(Class::D1) => "class d1".to_owned(),
             Ok(Class::Approx) => "class approx".to_owned(),
             Err(error) => error.to_string(),
@@ -309,13 +324,21 @@ pub fn overdue() -> Option<Duration> {
 }
 
 #[cfg(feature = "gpu")]
-fn open_gpu<E: From<Error>>(name: GpuName, cpu: impl FnOnce() -> Result<Arc<Cpu>, E>) -> Result<Device, E> {
-    let gpu = Gpu::open(name.number, name.memory_bytes)?;
+fn open_gpu<E: From<Error>>(
+    name: GpuName,
+    pipelines: Option<&Path>,
+    cpu: impl FnOnce() -> Result<Arc<Cpu>, E>,
+) -> Result<Device, E> {
+    let gpu = Gpu::open(name, pipelines)?;
     Ok(Device::Gpu(gpu, name.rest_on_cpu.then(cpu).transpose()?))
 }
 
 #[cfg(not(feature = "gpu"))]
-fn open_gpu<E: From<Error>>(name: GpuName, _: impl FnOnce() -> Result<Arc<Cpu>, E>) -> Result<Device, E> {
+fn open_gpu<E: From<Error>>(
+    name: GpuName,
+    _: Option<&Path>,
+    _: impl FnOnce() -> Result<Arc<Cpu>, E>,
+) -> Result<Device, E> {
     let number = name.number;
     Err(Error::unsupported(format!("device gpu:{number} in this build; build with `--features gpu`")).into())
 }
@@ -369,15 +392,36 @@ mod tests {
             ("gpu:1", DeviceName::Gpu(GpuName::numbered(1))),
             ("gpu:1,cpu", DeviceName::Gpu(GpuName { rest_on_cpu: true, ..GpuName::numbered(1) })),
             ("gpu:1:77", DeviceName::Gpu(GpuName { memory_bytes: Some(77), ..GpuName::numbered(1) })),
+            ("gpu:1@40", DeviceName::Gpu(GpuName { share_percent: Some(40), ..GpuName::numbered(1) })),
+            (
+                "gpu:0:77@100,cpu",
+                DeviceName::Gpu(GpuName {
+                    number: 0,
+                    memory_bytes: Some(77),
+                    share_percent: Some(100),
+                    rest_on_cpu: true,
+                }),
+            ),
         ] {
             assert_eq!((name.parse::<DeviceName>().unwrap(), device.to_string().as_str()), (device, name));
         }
         assert!(DeviceName::Metal.has_driver() && !DeviceName::Auto.has_driver());
         assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
         assert_eq!("gpu".parse::<DeviceName>().unwrap(), DeviceName::Gpu(GpuName::default()));
-        for name in
-            ["", "gpux", "gpu:", "gpu:0,gpu:1", "gpu:0:", "gpu:0:8GB", "gpu,", "cuda:", "cuda:-1", "CPU"]
-        {
+        for name in [
+            "",
+            "gpux",
+            "gpu:",
+            "gpu:0,gpu:1",
+            "gpu:0:",
+            "gpu:0:8GB",
+            "gpu,",
+            "gpu:0@0",
+            "gpu:0@101",
+            "cuda:",
+            "cuda:-1",
+            "CPU",
+        ] {
             let error = name.parse::<DeviceName>().unwrap_err().to_string();
             assert!(error.contains("choose auto, cpu"), "{error}");
         }
@@ -386,7 +430,7 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn what_is_not_built_in_is_refused_with_what_to_do() {
-        let open = Device::open::<Error>(DeviceName::Cuda(1), || Err(Error::invalid("not asked for")));
+        let open = Device::open::<Error>(DeviceName::Cuda(1), None, || Err(Error::invalid("not asked for")));
         let error = open.err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("cuda:1") && error.contains("--features cuda"), "{error}");
     }

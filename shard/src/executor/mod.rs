@@ -81,6 +81,10 @@ pub struct DeviceCounts {
     pub dispatches: u64,
     /// Bytes read back.
     pub bytes_back: u64,
+    /// Kernels that were made ready, where compiled ones are kept on disk.
+    pub pipelines: u64,
+    /// Those of them that an earlier process had compiled.
+    pub pipeline_hits: u64,
 }
 
 /// What one operation of a decode step takes.

@@ -63,7 +63,7 @@ use crate::{
         descriptors,
     },
     constrain::trial,
-    library, memory, panel_cache,
+    library, memory, model, panel_cache,
     state_store::Place,
 };
 
@@ -178,6 +178,7 @@ impl Confined {
             threads: args.threads,
             ctx: args.ctx,
             device: args.device()?.to_string(),
+            pipelines: model::pipelines(),
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,

@@ -88,6 +88,7 @@ pub fn run() -> Result<()> {
         isa: spec.isa.clone(),
         device: spec.device.parse()?,
         gpu_memory: None,
+        gpu_share: None,
         no_pin: spec.no_pin,
         panel_cache: spec.panel_cache,
     };
@@ -98,7 +99,7 @@ pub fn run() -> Result<()> {
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors.clone()));
-        let device = Device::open(args.device()?, on)?;
+        let device = Device::open(args.device()?, spec.pipelines.as_deref(), on)?;
         // What the driver says while the model is loaded, or the model's own error.
         let failed = |error| {
             device.lost().into_iter().for_each(|why| drop(refuses.set(why)));

@@ -48,6 +48,8 @@ pub(super) struct EngineSpec {
     pub(super) threads: Option<u16>,
     pub(super) ctx: Option<usize>,
     pub(super) device: String,
+    /// Where compiled kernels of a GPU are kept.
+    pub(super) pipelines: Option<PathBuf>,
     pub(super) isa: Option<String>,
     pub(super) no_pin: bool,
     /// Memory for the caches of all answers.

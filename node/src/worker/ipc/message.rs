@@ -251,6 +251,8 @@ pub struct Load {
     pub isa: Option<String>,
     /// What computes, by name.
     pub device: String,
+    /// The path of the folder in which compiled kernels of a GPU are kept, in the system's own bytes.
+    pub pipelines: Option<Vec<u8>>,
     /// Whether that is tried for `--device auto`, which takes no software device.
     pub tried: bool,
     /// Room for caches.

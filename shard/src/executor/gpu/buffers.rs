@@ -52,6 +52,7 @@ struct Step {
     /// Bytes of weights that it reads.
     bytes: usize,
     kernels: [Arc<Compiled>; 2],
+    buffers: Vec<wgpu::Buffer>,
     bind: wgpu::BindGroup,
     groups: Groups,
 }
@@ -228,7 +229,8 @@ impl Binder<'_> {
         let all: Vec<&wgpu::Buffer> =
             [self.info, &params].into_iter().chain(buffers.iter().copied()).collect();
         let bind = self.gpu.bind(&kernels[0], &all);
-        self.steps.push(Step { name, bytes, kernels, bind, groups });
+        let buffers = all.into_iter().cloned().collect();
+        self.steps.push(Step { name, bytes, kernels, buffers, bind, groups });
     }
 
     /// A row made by `kernel` of `from`, `cols` wide, and rounded; `aside` keeps it as f32 where the next one is made of it.
@@ -509,16 +511,29 @@ impl Steps {
 
     /// Records number `index` of them for `rows` rows.
     pub fn record_one(&self, pass: &mut wgpu::ComputePass<'_>, index: usize, rows: usize) {
+        let (kernel, groups) = self.workgroups(index, rows);
+        dispatch(pass, kernel, &self.0[index].bind, groups);
+    }
+
+    /// The kernel of number `index` of them for `rows` rows, and how many workgroups of it.
+    fn workgroups(&self, index: usize, rows: usize) -> (&Compiled, [u32; 2]) {
         let (step, rows) = (&self.0[index], rows as u32);
-        let (kernel, groups) = match step.groups {
+        match step.groups {
             Groups::Rows => (&step.kernels[0], [rows, 1]),
             Groups::Each(x) => (&step.kernels[0], [x, rows]),
             Groups::Matrix(x) if rows == 1 => (&step.kernels[0], [x, 1]),
             Groups::Matrix(x) => (&step.kernels[1], [x, rows.div_ceil(ROWS)]),
             Groups::EachVisit(visits) => (&step.kernels[0], [rows * visits, 1]),
             Groups::Visits(x, visits) => (&step.kernels[0], [x, rows * visits]),
-        };
-        dispatch(pass, kernel, &step.bind, groups);
+        }
+    }
+
+    /// Each of them for one row: its kernel, the buffers it is bound to, workgroups.
+    pub fn of_one_row(&self) -> impl Iterator<Item = (&Compiled, &[wgpu::Buffer], [u32; 2])> {
+        self.0.iter().enumerate().map(|(index, step)| {
+            let (kernel, groups) = self.workgroups(index, 1);
+            (kernel, &step.buffers[..], groups)
+        })
     }
 
     /// What number `index` of them does, and the bytes of weights that it reads.

@@ -7,6 +7,7 @@
 use std::{
     collections::HashMap,
     future::Future,
+    path::Path,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -19,9 +20,15 @@ use std::{
 
 use super::{
     driver::Call,
+    pipeline_cache::{PipelineCache, PipelineCounts},
+    share::Share,
     source::{Arithmetic, Kernel},
 };
-use crate::{Error, Result, executor::Class, synthetic::Random};
+use crate::{
+    Error, Result,
+    executor::{Class, GpuName},
+    synthetic::Random,
+};
 
 /// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -61,8 +68,10 @@ pub struct Gpu {
     class: Class,
     demoted: AtomicBool,
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
+    pipelines: Option<PipelineCache>,
     trouble: Arc<Trouble>,
     memory: Memory,
+    share: Share,
 }
 
 /// What went wrong on a device.
@@ -102,6 +111,7 @@ impl Drop for Reserved {
 
 /// A kernel ready to run.
 pub(super) struct Compiled {
+    pub kernel: Kernel,
     pub pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
 }
@@ -158,12 +168,13 @@ pub fn list() -> Vec<GpuInfo> {
 }
 
 impl Gpu {
-    /// Opens GPU `number` of [`list`], of whose memory `memory_bytes` may be taken (where the system says how much there is, nine
-    /// tenths of it otherwise), and probes how it rounds.
+    /// Opens the GPU of `name` among those of [`list`] and probes how it rounds. Without a word in `name` nine tenths of its memory
+    /// may be taken, where the system says how much there is. Compiled kernels are kept in the folder `pipelines`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when this machine has no such device or its driver refuses.
-    pub fn open(number: usize, memory_bytes: Option<u64>) -> Result<Arc<Self>> {
+    pub fn open(name: GpuName, pipelines: Option<&Path>) -> Result<Arc<Self>> {
+        let GpuName { number, memory_bytes, share_percent, .. } = name;
         let mut all = adapters();
         let count = all.len();
         if number >= count {
@@ -173,7 +184,11 @@ impl Gpu {
         }
         let adapter = all.swap_remove(number);
         let info = describe(&adapter);
-        let descriptor = wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let descriptor = wgpu::DeviceDescriptor {
+            required_features: adapter.features() & wgpu::Features::PIPELINE_CACHE,
+            required_limits: adapter.limits(),
+            ..Default::default()
+        };
         let call = Call::begin(OPENING);
         let (device, queue) = wait(adapter.request_device(&descriptor)).map_err(|error| {
             Error::unsupported(format!("device gpu:{number} ({}) cannot be opened: {error}", info.name))
@@ -199,7 +214,22 @@ impl Gpu {
         let most_bytes = memory_bytes.or(info.memory_bytes.map(|bytes| bytes / 10 * 9));
         let memory = Memory { most_bytes, taken_bytes: Arc::default() };
         let demoted = AtomicBool::new(false);
-        let mut gpu = Self { device, queue, info, arithmetic, class, demoted, kernels, trouble, memory };
+        let about = adapter.get_info();
+        let pipelines = pipelines.and_then(|folder| PipelineCache::open(&device, &about, folder));
+        let share = Share::new(share_percent, Path::new("/sys"), &about.device_pci_bus_id);
+        let mut gpu = Self {
+            device,
+            queue,
+            info,
+            arithmetic,
+            class,
+            demoted,
+            kernels,
+            pipelines,
+            trouble,
+            memory,
+            share,
+        };
         let (found, converts) = gpu.probe()?;
         let whole = found == arithmetic;
         if converts && (whole || gpu.info.software) {
@@ -253,6 +283,23 @@ impl Gpu {
     pub fn destroy(&self) {
         self.device.destroy();
         self.trouble.lose("the device is lost: it was taken away".into());
+    }
+
+    /// What became of its kernels; `None` where none are kept on disk.
+    pub fn pipelines(&self) -> Option<PipelineCounts> {
+        self.pipelines.as_ref().map(PipelineCache::counts)
+    }
+
+    /// Writes compiled kernels to disk if some are new; behind a pass.
+    pub(super) fn keep_pipelines(&self) {
+        if let Some(pipelines) = &self.pipelines {
+            pipelines.save();
+        }
+    }
+
+    /// When passes begin.
+    pub(super) fn share(&self) -> &Share {
+        &self.share
     }
 
     /// Bytes of its memory that may be taken; `None` where neither the system nor the user says.
@@ -356,6 +403,9 @@ impl Gpu {
         let _call = self.call();
         let label = format!("{kernel:?}");
         let source = kernel.source(self.arithmetic);
+        if let Some(pipelines) = &self.pipelines {
+            pipelines.note(&source);
+        }
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(&label),
             source: wgpu::ShaderSource::Wgsl(source.into()),
@@ -387,9 +437,9 @@ impl Gpu {
             module: &module,
             entry_point: Some("main"),
             compilation_options: Default::default(),
-            cache: None,
+            cache: self.pipelines.as_ref().map(PipelineCache::inner),
         });
-        Compiled { pipeline, layout }
+        Compiled { kernel, pipeline, layout }
     }
 
     /// The buffers of one dispatch of `kernel`, in the order of its bindings.

@@ -23,6 +23,9 @@ mod device;
 mod driver;
 mod formats;
 pub mod ops;
+mod pipeline_cache;
+mod program;
+mod share;
 mod source;
 mod state;
 #[cfg(test)]
@@ -30,9 +33,12 @@ mod tests;
 mod timing;
 mod weights;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
 use scheduler::{LayerRange, SessionKind};
@@ -56,6 +62,8 @@ use buffers::{GpuBuffers, MOST_TOP, Steps};
 use device::words;
 pub use device::{Gpu, GpuInfo, list};
 pub use driver::{Call, overdue};
+pub use pipeline_cache::PipelineCounts;
+pub use program::{Action, Program};
 pub use source::Arithmetic;
 use state::{DevicePages, Pool};
 pub use timing::read_bandwidth;
@@ -400,10 +408,9 @@ impl Executor for GpuShard {
 
     fn device(&self) -> String {
         let GpuInfo { name, driver, .. } = self.gpu.info();
-        match self.gpu.memory_bytes() {
-            Some(bytes) => format!("gpu ({name}, {:.1} GB, {driver})", bytes as f64 / 1e9),
-            None => format!("gpu ({name}, {driver})"),
-        }
+        let memory = self.gpu.memory_bytes().map(|bytes| format!(", {:.1} GB", bytes as f64 / 1e9));
+        let share = self.gpu.share().asked_percent().map(|percent| format!(", {percent} % of its time"));
+        format!("gpu ({name}{}{}, {driver})", memory.unwrap_or_default(), share.unwrap_or_default())
     }
 
     fn lost(&self) -> Option<String> {
@@ -413,7 +420,8 @@ impl Executor for GpuShard {
     fn counts(&self) -> Option<DeviceCounts> {
         let Counts { submits, dispatches, bytes_back } = &self.counts;
         let [submits, dispatches, bytes_back] = [submits, dispatches, bytes_back].map(|n| n.load(Relaxed));
-        Some(DeviceCounts { submits, dispatches, bytes_back })
+        let PipelineCounts { made, hits } = self.gpu.pipelines().unwrap_or_default();
+        Some(DeviceCounts { submits, dispatches, bytes_back, pipelines: made, pipeline_hits: hits })
     }
 
     fn operation_times(&self) -> Result<Vec<OperationTime>> {
@@ -456,6 +464,9 @@ impl Executor for GpuShard {
             return Err(Error::invalid("the workspace belongs to another shard"));
         }
         self.gpu.check()?;
+        let share = self.gpu.share();
+        std::thread::sleep(share.wait(Instant::now()));
+        let began = Instant::now();
         let mut spans = std::mem::take(&mut ws.spans);
         let admitted = batch::admit(self, ws.capacity, pass, items, &mut spans);
         ws.spans = spans;
@@ -467,6 +478,8 @@ impl Executor for GpuShard {
             Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.state.advance(span.rows)),
             Err(_) => ws.clear(),
         }
+        share.passed(began, Instant::now());
+        self.gpu.keep_pipelines();
         outcome
     }
 }

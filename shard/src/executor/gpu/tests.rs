@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     executor::{
-        self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Pass, Workspace, argmax,
-        cpu::Shard, whole_range,
+        self, Capacity, Class, Device, Ends, Executor, GpuName, Input, Item, Options, Output, Pass,
+        Workspace, argmax, cpu::Shard, whole_range,
     },
     gguf::Gguf,
     golden,
@@ -34,7 +34,7 @@ use crate::{
 /// The device of the tests.
 fn gpu() -> Option<&'static Arc<Gpu>> {
     static DEVICE: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
-    let open = || match Gpu::open(0, None) {
+    let open = || match Gpu::open(GpuName::numbered(0), None) {
         Ok(gpu) => {
             eprintln!("device of the tests: {:?}, {:?}, {:?}", gpu.info(), gpu.arithmetic(), gpu.class());
             Some(gpu)
@@ -343,13 +343,13 @@ fn sessions_move_share_and_stand_side_by_side() {
 #[test]
 fn what_the_device_lacks_is_refused_with_what_to_do() {
     let count = super::list().len();
-    let why = Gpu::open(count + 7, None).err().unwrap().to_string();
+    let why = Gpu::open(GpuName::numbered(count + 7), None).err().unwrap().to_string();
     assert!(why.contains(&format!("which has {count}")) && why.contains("--device cpu"), "{why}");
 }
 
 /// A device of its own, which a test may lose.
 fn another(memory_bytes: Option<u64>) -> Option<Arc<Gpu>> {
-    gpu().map(|_| Gpu::open(0, memory_bytes).unwrap())
+    gpu().map(|_| Gpu::open(GpuName { memory_bytes, ..GpuName::default() }, None).unwrap())
 }
 
 #[test]
@@ -369,6 +369,46 @@ fn a_device_that_is_lost_fails_its_passes_and_says_so() {
     assert!(ws.logits(0).is_empty(), "and left results");
     assert!(shard.lost().is_some_and(|lost| lost.contains("is lost")), "{:?}", shard.lost());
     shard.step(&mut ws, &mut state, 4).unwrap_err();
+}
+
+/// Decodes two tokens of minnow on a device that is opened with its kernels in `folder`.
+fn decode_with(folder: &Path) -> executor::DeviceCounts {
+    let gpu = Gpu::open(GpuName::default(), Some(folder)).unwrap();
+    let (gguf, options) = (minnow(), Options { context: Some(64) });
+    let range = whole_range(&gguf).unwrap();
+    let shard = GpuShard::load(&gguf, gpu, range, Ends::BOTH, options).unwrap();
+    let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+    let mut state = shard.new_state();
+    shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
+    shard.step(&mut ws, &mut state, 4).unwrap();
+    shard.counts().unwrap()
+}
+
+#[test]
+fn kernels_that_an_earlier_process_compiled_are_found_on_disk() {
+    if gpu().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pipelines = folder.path().join("pipelines");
+    let first = decode_with(&pipelines);
+    if first.pipelines == 0 {
+        eprintln!("skipped: this device keeps no compiled kernels");
+        return;
+    }
+    assert_eq!(first.pipeline_hits, 0);
+    let files: Vec<_> = fs::read_dir(&pipelines).unwrap().flatten().map(|entry| entry.path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let second = decode_with(&pipelines);
+    assert_eq!((second.pipelines, second.pipeline_hits), (first.pipelines, first.pipelines), "all of them");
+    // A file with a wrong bit is not handed to the driver.
+    let mut bytes = fs::read(file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(file, bytes).unwrap();
+    let third = decode_with(&pipelines);
+    assert_eq!((third.pipelines, third.pipeline_hits), (first.pipelines, 0));
+    assert_eq!(decode_with(&pipelines).pipeline_hits, first.pipelines, "it was written again");
 }
 
 #[test]
