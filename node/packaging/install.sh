@@ -130,6 +130,7 @@ done
 [ -f "$there/completions/shoal" ] && put "$there/completions/shoal" share/bash-completion/completions/shoal 644
 [ -f "$there/completions/_shoal" ] && put "$there/completions/_shoal" share/zsh/site-functions/_shoal 644
 [ -f "$there/completions/shoal.fish" ] && put "$there/completions/shoal.fish" share/fish/vendor_completions.d/shoal.fish 644
+[ -f "$there/shoal.cdx.json" ] && put "$there/shoal.cdx.json" share/doc/shoal/shoal.cdx.json 644
 if [ "$prefix" = "$HOME/.local" ] && [ -f "$there/shoal-user.service" ]; then
     put "$there/shoal-user.service" share/systemd/user/shoal.service 644
 fi
