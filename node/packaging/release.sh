@@ -48,7 +48,7 @@ gzip -n -9 "$parts"/man/*.1
     || fail "without a list of its crates the program is not packed"
 cp "$work/$name/shoal.cdx.json" "$parts/"
 cp "$work/$name/shoal.cdx.json" "$out/$name.cdx.json"
-cp "$here/shoal-user.service" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/$name/"
+cp "$here/shoal-user.service" "$here/shoal.desktop" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/$name/"
 chmod 755 "$work/$name/shoal"
 # The same input gives the same archive where tar can do that.
 if tar --version 2>/dev/null | grep -q GNU; then

@@ -80,7 +80,8 @@ fn release_with(out: &Path, version: &str, features: &str) {
 
 fn install(release: &Path, home: &Path, args: &[&str]) -> Output {
     let mut command = Command::new("sh");
-    command.arg(release.join("install.sh")).args(args).env("HOME", home).output().unwrap()
+    command.arg(release.join("install.sh")).args(args).env("HOME", home);
+    command.env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").output().unwrap()
 }
 
 /// Every file below a folder.
@@ -268,6 +269,65 @@ fn the_install_script_says_what_is_wrong() {
     let output = install(empty.path(), home.path(), &[]);
     assert!(said(&output).contains("nothing for"), "{}", said(&output));
     assert!(files(home.path()).is_empty());
+}
+
+/// A program of the desktop that notes how it was called, in `home/.config/mimeapps.list` as the real one does.
+fn desktop(folder: &Path) -> String {
+    for (name, does) in [
+        ("xdg-mime", "printf '%s=%s\\n' \"$3\" \"$2\" >>\"$HOME/.config/mimeapps.list\""),
+        ("update-desktop-database", "touch \"$2/mimeinfo.cache\""),
+    ] {
+        let path = folder.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{does}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn links_are_opened_by_what_was_installed_and_never_without_asking() {
+    let (out, home, tools) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    release(out.path(), "1.0.0");
+    let (home, path) = (home.path(), desktop(tools.path()));
+    let chosen = home.join(".config/mimeapps.list");
+    fs::create_dir(home.join(".config")).unwrap();
+    fs::write(&chosen, "[Default Applications]\ntext/html=browser.desktop\n").unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new("sh");
+        command.arg(out.path().join("install.sh")).args(args).env("HOME", home).env("PATH", &path);
+        let output = command.env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    };
+    run(&[]);
+    let entry = home.join(".local/share/applications/shoal.desktop");
+    let text = fs::read_to_string(&entry).unwrap();
+    assert!(text.lines().any(|line| line == "MimeType=x-scheme-handler/shoal;"), "{text}");
+    let command = text.lines().find_map(|line| line.strip_prefix("Exec=")).unwrap();
+    let (program, args) = command.split_once(' ').unwrap();
+    assert_eq!(
+        Path::new(program),
+        home.join(".local/bin/shoal"),
+        "sessions of a desktop have their own PATH"
+    );
+    // What the page shows as a link takes the place of the field, as one word.
+    assert!(args.ends_with(" %u") && text.lines().any(|line| line == "Terminal=true"), "{text}");
+    let args: Vec<String> = args.split(' ').map(|word| word.replace("%u", "shoal:shoal1code")).collect();
+    assert!(node::cli::parses(args.iter().map(String::as_str)), "{args:?}");
+    assert!(args.contains(&"--ask".to_owned()), "a page's link is a stranger's word");
+    if let Some(output) = tool("desktop-file-validate", &[entry.to_str().unwrap()]) {
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let list = || fs::read_to_string(&chosen).unwrap();
+    assert!(list().ends_with("x-scheme-handler/shoal=shoal.desktop\n"), "{}", list());
+    run(&["--uninstall"]);
+    assert_eq!(list(), "[Default Applications]\ntext/html=browser.desktop\n", "the user's own choices stay");
+    assert!(files(&home.join(".local")).is_empty(), "{:?}", files(&home.join(".local")));
+
+    // Below another prefix no desktop looks for it.
+    let other = home.join("opt");
+    run(&["--prefix", other.to_str().unwrap()]);
+    assert!(!files(&other).iter().any(|file| file.ends_with("shoal.desktop")));
 }
 
 #[test]

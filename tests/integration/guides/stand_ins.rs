@@ -115,8 +115,8 @@ pub(super) fn lay_out(home: &Path, data: &Path) {
     let entries = fs::read_dir(root()).expect("the repository");
     for entry in entries.map(|entry| entry.expect("an entry")) {
         let name = entry.file_name();
-        // What commands write to stays the repository's own.
-        if !["target", ".git"].contains(&name.to_str().unwrap_or_default()) {
+        // What commands write to stays the repository's own; the desktop's settings are in the last one.
+        if !["target", ".git", ".config"].contains(&name.to_str().unwrap_or_default()) {
             symlink(entry.path(), home.join(name)).expect("a link");
         }
     }
