@@ -1,23 +1,24 @@
 #!/bin/sh
 # Prints what a built `shoal` is made of: a software bill of materials as CycloneDX 1.5 in JSON.
 #
-#   node/packaging/sbom.sh BINARY [FEATURES [TARGET]]
+#   node/packaging/sbom.sh BINARY [FEATURES [TARGET [PACKAGE]]]
 #
 # FEATURES are those that BINARY was built with (`otlp,gpu`; none by default), TARGET is the platform that it was built for
-# (this machine's by default). Crates and their graph are those of `cargo tree`, which resolves features for one package
+# (this machine's by default), PACKAGE the crate that it is (shoal-node by default). Crates and their graph are those of `cargo tree`, which resolves features for one package
 # and one platform as `cargo build` does; `cargo metadata` adds those that only the tests ask for. What runs while
 # compiling only (build scripts, procedural macros) has the scope "excluded". Hashes are those of Cargo.lock: what cargo
 # compares a downloaded crate with. No time and no random number: the same program and lock file give the same bytes.
 set -eu
 
 fail() { printf 'sbom.sh: %s\n' "$1" >&2; exit 1; }
-[ $# -ge 1 ] || fail "name the program: sbom.sh BINARY [FEATURES [TARGET]]"
+[ $# -ge 1 ] || fail "name the program: sbom.sh BINARY [FEATURES [TARGET [PACKAGE]]]"
 [ -f "$1" ] || fail "$1 does not exist"
 root=$(cd "$(dirname "$0")/../.." && pwd -P)
 cargo=${CARGO:-cargo}
 command -v "$cargo" >/dev/null 2>&1 || fail "$cargo is not here; it knows which crates a build has"
 features=${2:-}
 target=${3:-$("$cargo" -vV | sed -n 's/^host: //p')}
+package=${4:-shoal-node}
 export LC_ALL=C
 
 hash_of() {
@@ -29,7 +30,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 # tree EDGES FILE: a line for each edge: depth, crate with version, license.
 tree() {
-    (cd "$root" && "$cargo" tree --locked --package shoal-node --edges "$1" --features "$features" --target "$target" \
+    (cd "$root" && "$cargo" tree --locked --package "$package" --edges "$1" --features "$features" --target "$target" \
         --prefix depth --format '|{p}|{l}|') >"$2" || fail "cargo cannot resolve the crates of this build"
 }
 tree normal,build "$work/all"
@@ -80,8 +81,10 @@ awk -F '\t' -v binary="$(hash_of "$1")" -v features="$features" -v target="$targ
     { program = crate }
     END {
         for (i = 1; i <= components; i++) if (of[i] == program) whole = component[i]
-        sub(/"type": "library"/, "\"type\": \"application\"", whole)
-        sub(/"name": "[^"]*"/, "\"name\": \"shoal\"", whole)
+        if (whole ~ /"name": "shoal-node"/) {
+            sub(/"type": "library"/, "\"type\": \"application\"", whole)
+            sub(/"name": "shoal-node"/, "\"name\": \"shoal\"", whole)
+        }
         sub(/, "scope": "[a-z]*"/, ", \"hashes\": [{\"alg\": \"SHA-256\", \"content\": \"" binary "\"}]", whole)
         print "  \"version\": 1,\n  \"metadata\": {\n    \"component\": " whole ","
         print "    \"properties\": [{\"name\": \"shoal:target\", \"value\": \"" target "\"}, {\"name\": \"shoal:features\", \"value\": \"" features "\"}]\n  },"

@@ -61,6 +61,11 @@ fn release(out: &Path, version: &str) {
 
 /// As [`release`], of a program that is said to have these features.
 fn release_with(out: &Path, version: &str, features: &str) {
+    release_under(out, version, &[("SHOAL_FEATURES", features)]);
+}
+
+/// As [`release`], with more variables of the environment.
+fn release_under(out: &Path, version: &str, variables: &[(&str, &str)]) {
     let work = TempDir::new().unwrap();
     let program = work.path().join("shoal");
     let script = format!(
@@ -72,7 +77,7 @@ fn release_with(out: &Path, version: &str, features: &str) {
     let made = Command::new(packaging("release.sh"))
         .args([out, &program])
         .env("CARGO_TARGET_DIR", work.path().join("target"))
-        .env("SHOAL_FEATURES", features)
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", said(&made));
@@ -269,6 +274,29 @@ fn the_install_script_says_what_is_wrong() {
     let output = install(empty.path(), home.path(), &[]);
     assert!(said(&output).contains("nothing for"), "{}", said(&output));
     assert!(files(home.path()).is_empty());
+}
+
+#[test]
+fn what_other_programs_embed_is_packed_beside_the_program() {
+    let (out, home) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (out, home) = (out.path(), home.path());
+    let library = out.join("libshoal.so");
+    fs::write(&library, "a library").unwrap();
+    fs::write(out.join("shoal-1.0.0-cp310-abi3-any.whl"), "a wheel").unwrap();
+    release_under(out, "1.0.0", &[("SHOAL_LIBRARY", library.to_str().unwrap())]);
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+    let named = |start: &str, end: &str| {
+        let mut names = sums.lines().filter_map(|line| line.split_once("  ")).map(|(_, name)| name);
+        names.find(|name| name.starts_with(start) && name.ends_with(end)).map(str::to_owned)
+    };
+    assert!(named("shoal-", ".whl").is_some() && named("shoal-", ".tar.gz").is_some(), "{sums}");
+    let archive = out.join(named("libshoal-1.0.0-", ".tar.gz").unwrap());
+    let listed = said(&Command::new("tar").arg("-tzf").arg(&archive).output().unwrap());
+    for part in ["/lib/libshoal.so", "/include/shoal.h", "/story.c", "/LICENSE-MIT", "/libshoal.cdx.json"] {
+        assert!(listed.lines().any(|line| line.ends_with(part)), "{part} is missing in {listed}");
+    }
+    // It is not taken for the program.
+    assert!(install(out, home, &[]).status.success() && home.join(".local/bin/shoal").is_file());
 }
 
 /// A program of the desktop that notes how it was called, in `home/.config/mimeapps.list` as the real one does.
