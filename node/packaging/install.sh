@@ -28,6 +28,19 @@ done
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 # What was installed, one path below the prefix a line.
 list=$prefix/share/shoal-install/files
+links=x-scheme-handler/shoal
+
+# Tells the desktop that what opens `shoal:` links has come or gone.
+applications_changed() {
+    set -- "$prefix"/share/applications/*.desktop
+    if [ ! -e "$1" ]; then
+        rm -f -- "$prefix/share/applications/mimeinfo.cache"
+        return
+    fi
+    if command -v update-desktop-database >/dev/null 2>&1; then
+        update-desktop-database -q "$prefix/share/applications" 2>/dev/null || :
+    fi
+}
 
 uninstall() {
     [ -f "$list" ] || fail "nothing of Shoal was installed below $prefix"
@@ -37,6 +50,15 @@ uninstall() {
             *) rm -f -- "$prefix/$file" ;;
         esac
     done <"$list"
+    if grep -qx share/applications/shoal.desktop "$list"; then
+        applications_changed
+        # What xdg-mime wrote; the rest of the file is the user's.
+        chosen=${XDG_CONFIG_HOME:-$HOME/.config}/mimeapps.list
+        if [ -f "$chosen" ] && grep -q "^$links=shoal.desktop;\{0,1\}\$" "$chosen"; then
+            kept=$(grep -v "^$links=shoal.desktop;\{0,1\}\$" "$chosen" || :)
+            printf '%s\n' "$kept" >"$chosen"
+        fi
+    fi
     rm -f -- "$list"
     rmdir "$prefix/share/shoal-install" 2>/dev/null || :
     say "Shoal is removed. Models, key and settings are still in its data folder."
@@ -130,8 +152,23 @@ done
 [ -f "$there/completions/shoal" ] && put "$there/completions/shoal" share/bash-completion/completions/shoal 644
 [ -f "$there/completions/_shoal" ] && put "$there/completions/_shoal" share/zsh/site-functions/_shoal 644
 [ -f "$there/completions/shoal.fish" ] && put "$there/completions/shoal.fish" share/fish/vendor_completions.d/shoal.fish 644
+[ -f "$there/shoal.cdx.json" ] && put "$there/shoal.cdx.json" share/doc/shoal/shoal.cdx.json 644
 if [ "$prefix" = "$HOME/.local" ] && [ -f "$there/shoal-user.service" ]; then
     put "$there/shoal-user.service" share/systemd/user/shoal.service 644
+fi
+# Desktops of Linux open `shoal:` links with it. A path that an Exec line would have to escape is left out.
+if [ "$prefix" = "$HOME/.local" ] && [ "$(uname -s)" = Linux ] && [ -f "$there/shoal.desktop" ]; then
+    case $binary in
+        *[!A-Za-z0-9/._+@-]*) say "Links shoal:CODE are not opened: the path $binary is none that a desktop file can name" ;;
+        *)
+            sed "s|^Exec=shoal |Exec=$binary |" "$there/shoal.desktop" >"$work/shoal.desktop"
+            put "$work/shoal.desktop" share/applications/shoal.desktop 644
+            applications_changed
+            if command -v xdg-mime >/dev/null 2>&1; then
+                xdg-mime default shoal.desktop "$links" || :
+            fi
+            ;;
+    esac
 fi
 
 say "$name is installed: $binary"

@@ -3,8 +3,15 @@
 #
 #   node/packaging/release.sh DIR [BINARY]
 #
-# DIR gets shoal-VERSION-SYSTEM-MACHINE.tar.gz, SHA256SUMS and install.sh: put the three on a web server, or hand them
-# over as they are. BINARY is a built `shoal`; without one it is built here.
+# DIR gets shoal-VERSION-SYSTEM-MACHINE.tar.gz, the same name with .cdx.json (what the program is made of, see sbom.sh),
+# SHA256SUMS and install.sh: put them on a web server, or hand them over as they are. BINARY is a built `shoal`; without
+# one it is built here.
+#
+# SHOAL_FEATURES names the features to build with, or those that BINARY was built with (otlp by default).
+# CARGO_BUILD_TARGET, which cargo reads too, names the platform where it is not this machine's.
+#
+# SHOAL_LIBRARY=FILE packs that libshoal (`cargo build --release -p shoal-embed`) with its header and an example, for
+# programs in C: libshoal-VERSION-SYSTEM-MACHINE.tar.gz. Wheels for Python that lie in DIR are summed too.
 #
 # SHOAL_SIGN_KEY=FILE signs the archive with that secret key of minisign (`minisign -G` makes one), which adds
 # shoal-VERSION-SYSTEM-MACHINE.tar.gz.minisig: `shoal upgrade` takes nothing without it. SHOAL_RELEASE_KEY=KEY gives the
@@ -17,9 +24,10 @@ out=$1
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 binary=${2:-}
+features=${SHOAL_FEATURES-otlp}
 if [ -z "$binary" ]; then
-    (cd "$root" && SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features otlp)
-    binary=${CARGO_TARGET_DIR:-$root/target}/release/shoal
+    (cd "$root" && SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features "$features")
+    binary=${CARGO_TARGET_DIR:-$root/target}/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/shoal
 fi
 [ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp"
 
@@ -39,19 +47,40 @@ rm -rf "$parts"
 mkdir -p "$parts"
 cp -R "$work/$name/man" "$work/$name/completions" "$parts/"
 gzip -n -9 "$parts"/man/*.1
-cp "$here/shoal-user.service" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/$name/"
+"$here/sbom.sh" "$binary" "$features" "${CARGO_BUILD_TARGET:-}" >"$work/$name/shoal.cdx.json" \
+    || fail "without a list of its crates the program is not packed"
+cp "$work/$name/shoal.cdx.json" "$parts/"
+cp "$work/$name/shoal.cdx.json" "$out/$name.cdx.json"
+cp "$here/shoal-user.service" "$here/shoal.desktop" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/$name/"
 chmod 755 "$work/$name/shoal"
-# The same input gives the same archive where tar can do that.
-if tar --version 2>/dev/null | grep -q GNU; then
-    tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime='2000-01-01 00:00Z' -cf "$work/archive.tar" "$name"
-else
-    tar -C "$work" -cf "$work/archive.tar" "$name"
+# pack NAME: the folder of that name as an archive; the same input gives the same bytes where tar can do that.
+pack() {
+    if tar --version 2>/dev/null | grep -q GNU; then
+        tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime='2000-01-01 00:00Z' -cf "$work/archive.tar" "$1"
+    else
+        tar -C "$work" -cf "$work/archive.tar" "$1"
+    fi
+    gzip -n -9 <"$work/archive.tar" >"$out/$1.tar.gz"
+}
+pack "$name"
+if [ -n "${SHOAL_LIBRARY:-}" ]; then
+    [ -f "$SHOAL_LIBRARY" ] || fail "$SHOAL_LIBRARY does not exist; make it with: cargo build --release -p shoal-embed"
+    mkdir -p "$work/lib$name/lib" "$work/lib$name/include"
+    "$here/sbom.sh" "$SHOAL_LIBRARY" "" "${CARGO_BUILD_TARGET:-}" shoal-embed >"$work/lib$name/libshoal.cdx.json" \
+        || fail "without a list of its crates the library is not packed"
+    cp "$SHOAL_LIBRARY" "$work/lib$name/lib/"
+    cp "$root/node/embed/include/shoal.h" "$work/lib$name/include/"
+    cp "$root/node/embed/examples/story.c" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/lib$name/"
+    pack "lib$name"
 fi
-gzip -n -9 <"$work/archive.tar" >"$out/$name.tar.gz"
 cp "$here/install.sh" "$out/install.sh"
 (
     cd "$out"
-    if command -v sha256sum >/dev/null 2>&1; then sha256sum -- *.tar.gz; else shasum -a 256 -- *.tar.gz; fi >SHA256SUMS
+    set -- *.tar.gz *.cdx.json
+    for wheel in *.whl; do
+        if [ -f "$wheel" ]; then set -- "$@" "$wheel"; fi
+    done
+    if command -v sha256sum >/dev/null 2>&1; then sha256sum -- "$@"; else shasum -a 256 -- "$@"; fi >SHA256SUMS
 )
 if [ -n "${SHOAL_SIGN_KEY:-}" ]; then
     command -v minisign >/dev/null 2>&1 || fail "minisign is not here; install it, or unset SHOAL_SIGN_KEY"

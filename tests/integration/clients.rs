@@ -51,12 +51,12 @@ pub(crate) fn serve(home: &Path, token: &Path, args: &[&str]) -> (Serving, Strin
 }
 
 /// The interpreter that has the packages.
-fn python() -> String {
+pub(crate) fn python() -> String {
     std::env::var("SHOAL_PYTHON").unwrap_or_else(|_| "python3".into())
 }
 
 /// Whether a missing package is a failure.
-fn required() -> bool {
+pub(crate) fn required() -> bool {
     std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required")
 }
 
@@ -296,7 +296,7 @@ fn the_api_is_not_opened_to_others_by_accident() {
 }
 
 /// Past the test runner, which keeps to itself what passing tests print.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     // A closed output is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -52,6 +52,14 @@ fn a_node_is_embedded_and_answers() {
 }
 
 #[test]
+fn a_program_joins_a_swarm_and_asks_its_node() {
+    let Some(text) = printed("join", &["--loopback"]) else { return };
+    let last = text.lines().find(|line| line.starts_with("this program is the node ")).expect("it asked");
+    assert!(last.ends_with("reached as loopback"), "{text}");
+    assert!(text.contains("\"event\":\"ready\"") && text.contains("\"event\":\"stopped\""), "{text}");
+}
+
+#[test]
 fn an_inference_of_ones_own_is_served() {
     let Some(text) = printed("own_inference", &["--once"]) else { return };
     let answer: serde_json::Value = serde_json::from_str(text.trim()).expect("JSON");

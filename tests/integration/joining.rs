@@ -387,3 +387,65 @@ fn the_truth_is_told_before_anything_starts() {
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }
+
+/// `shoal` on a terminal where `typed` is typed, by util-linux's `script`.
+fn at_a_terminal(home: &std::path::Path, args: &[&str], typed: &str) -> std::process::Child {
+    let words: Vec<String> = args.iter().map(|word| format!("'{word}'")).collect();
+    let line = format!("{} {}", binary().display(), words.join(" "));
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]).env("SHOAL_HOME", home).env("SHELL", "/bin/sh");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("script starts");
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), typed.as_bytes()).unwrap();
+    child
+}
+
+#[test]
+fn a_link_that_is_opened_asks_first_whatever_was_agreed_to() {
+    if Command::new("script").arg("--version").output().is_err() {
+        assert!(std::env::var_os("SHOAL_REQUIRE_TOOLS").is_none(), "script is not installed");
+        return eprintln!("skipped: script is not installed");
+    }
+    let folder = TempDir::new().unwrap();
+    let there = Node::start(&folder.path().join("there"), &["--layers", "1..7"]);
+    let code = there.ask(&["invite"])["code"].as_str().unwrap().to_owned();
+    let link = format!("shoal:{code}");
+    let home = folder.path().join("home");
+    // All that a person can have agreed to beforehand.
+    fs::create_dir(&home).unwrap();
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(home.join("config.toml"), "[join]\nyes = true\n").unwrap();
+    for file in ["agreed-boomerang", "agreed-open"] {
+        fs::write(home.join(file), "").unwrap();
+    }
+    let inside = || fs::read_dir(&home).unwrap().count();
+    let before = inside();
+
+    // A program that is no terminal cannot answer for a person.
+    let config = home.join("config.toml");
+    let config = config.to_str().unwrap();
+    let opens = ["--config", config, "join", "--ask", "--loopback", &link];
+    let mut command = Command::new(binary());
+    let output = harness::output(command.args(opens).env("SHOAL_HOME", &home)).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("needs a terminal"), "{said}");
+    assert_eq!(inside(), before, "nothing is written before the answer");
+
+    // An empty line is a no, and another closes the window.
+    let mut no = at_a_terminal(&home, &opens, "\n\n");
+    let text = lines_until(&mut no, "nothing was started");
+    assert!(text.contains("asks this machine to join") && text.contains("[y/N]"), "{text}");
+    let _ = (no.kill(), no.wait());
+    assert_eq!(inside(), before, "nothing is written before the answer");
+    assert_eq!(there.ask(&["status"])["peers"], 0);
+
+    // Then what it serves is asked, as ever.
+    let mut yes = at_a_terminal(&home, &opens, "y\ny\n");
+    let text = lines_until(&mut yes, "This node is");
+    assert!(text.contains("[Y/n]") && text.contains("[y/N]"), "{text}");
+    there.meets(1);
+    drop(yes.stdin.take());
+    let mut leave = Command::new(binary());
+    harness::output(leave.arg("leave").env("SHOAL_HOME", &home)).unwrap();
+    let _ = yes.wait();
+}

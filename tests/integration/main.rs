@@ -16,6 +16,7 @@ mod cuts;
 mod delay;
 mod disasters;
 mod drafts;
+mod embed;
 mod encoders;
 mod examples;
 mod failover;

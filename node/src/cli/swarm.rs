@@ -66,7 +66,8 @@ impl FromStr for Also {
 /// `shoal join`
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// A code from `shoal invite`; without one the node finds others on the local network and waits to be found
+    /// A code from `shoal invite`, or its link shoal:CODE; without one the node finds others on the local network and waits to
+    /// be found
     pub code: Option<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -98,11 +99,9 @@ pub struct JoinArgs {
     /// Keep nothing of running answers on disk: a crash of this node loses them
     #[arg(long)]
     pub no_journal: bool,
-    /// Serve without asking, relay for members of this swarm within a budget where this node can be reached, and agree that
-    /// prompts of this node run on other people's machines: in boomerang mode they can reconstruct much of the text, in open
-    /// mode they get the text itself (see `shoal consent`; both are recorded)
-    #[arg(short, long)]
-    pub yes: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub agree: AgreeArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub api: super::api::NodeApiArgs,
@@ -112,6 +111,20 @@ pub struct JoinArgs {
     /// Stop when standard input closes: for programs that start nodes
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,
+}
+
+/// What is agreed to beforehand, and what is asked all the same.
+#[derive(Debug, Clone, Args)]
+pub struct AgreeArgs {
+    /// Serve without asking, relay for members of this swarm within a budget where this node can be reached, and agree that
+    /// prompts of this node run on other people's machines: in boomerang mode they can reconstruct much of the text, in open
+    /// mode they get the text itself (see `shoal consent`; both are recorded)
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Say what the code leads to and ask before anything happens, even where --yes is in the settings: for codes that you did
+    /// not type, such as links
+    #[arg(long, requires = "code", conflicts_with_all = ["yes", "json"])]
+    pub ask: bool,
 }
 
 /// What a node holds and serves.

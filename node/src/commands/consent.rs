@@ -78,10 +78,21 @@ pub(super) fn can_ask(json: bool) -> bool {
 /// Asks on the terminal.
 pub(super) fn agreed() -> Result<bool> {
     eprint!("Go on? [Y/n] ");
+    let answer = line()?;
+    Ok(answer.is_some_and(|answer| matches!(answer.as_str(), "" | "y" | "yes")))
+}
+
+/// As [`agreed`], of what another person proposes: an empty line is a no.
+pub(super) fn wanted(question: &str) -> Result<bool> {
+    eprint!("{question} [y/N] ");
+    Ok(line()?.is_some_and(|answer| matches!(answer.as_str(), "y" | "yes")))
+}
+
+/// What is typed; the end of the input is no answer.
+fn line() -> Result<Option<String>> {
     let mut answer = String::new();
-    // The end of the input is no answer.
     let said = io::stdin().read_line(&mut answer)? > 0;
-    Ok(said && matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes"))
+    Ok(said.then(|| answer.trim().to_lowercase()))
 }
 
 /// `shoal consent`

@@ -53,6 +53,10 @@ fn a_flag_that_excludes_a_setting_overrides_it() {
     assert!(said.hold.ask_only && said.hold.max_layers.is_none());
     let said = join("[join]\nmax_layers = 2\nask_only = false", "shoal join");
     assert!(!said.hold.ask_only && said.hold.max_layers == Some(2));
+    // A link that is opened asks, whatever stands here.
+    let said = join("[join]\nyes = true", "shoal join --ask shoal:shoal1code");
+    assert!(said.agree.ask && !said.agree.yes);
+    assert!(read("[join]\nask = true").is_err(), "that is of one call");
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(super) const NEEDS: &[Need] = &[
     Need { word: "docker", here: None },
     // Root on a machine whose kernel may be changed.
     Need { word: "kernel", here: None },
+    // Builds the Python package, for which pip fetches maturin; `.ci/run` does.
+    Need { word: "maturin", here: None },
     // Other people's programs, which fetch hundreds of megabytes: lm-eval and llama-cpp-python.
     Need { word: "evaluator", here: None },
     Need { word: "llama.cpp", here: None },
@@ -82,7 +84,13 @@ pub(super) fn holds(command: &[String], place: &str) {
     match *program {
         "shoal" => assert!(node::cli::parses(args.iter().copied()), "{place}: {command:?} does not parse"),
         "cargo" => cargo(args, place),
+        "python" if args.first() == Some(&"-c") => {}
         "python" => knows_flags(args.first().unwrap_or(&"")),
+        "pip" => {
+            let package = args.last().unwrap_or(&"");
+            assert_eq!(args[0], "install", "{place}: {command:?}");
+            assert!(source(&format!("{package}/pyproject.toml"), place).contains("maturin"), "{place}");
+        }
         "docker" => docker(args, place),
         "systemctl" => {
             let unit = args.last().unwrap_or(&"");

@@ -111,7 +111,7 @@ impl Reader {
             ["shoal", "join", args @ ..] => self.joins(args),
             ["shoal", "serve", args @ ..] => self.serves(args, place),
             ["shoal", "status", args @ ..] if args.contains(&"--watch") => self.watches(&words, place),
-            ["curl" | "dpkg-deb", ..] if !is_installed(words[0]) => {}
+            ["cc" | "curl" | "dpkg-deb", ..] if !is_installed(words[0]) => {}
             ["p2p/kmod/deb", ..] if !is_installed("dpkg-deb") => {}
             _ => {
                 let output = harness::output(self.command("sh").args(["-c", &line])).expect("a shell");

@@ -53,6 +53,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
     ("4f3c0000000000000000000000000000000000000000000000000000000000aa", "ID"),
     // The port is one that is free.
     ("--api 127.0.0.1:7435", "--api 127.0.0.1:0"),
+    // The library that cargo built for the tests lies where the release's would.
+    ("cargo build --release -p shoal-embed", "ls target/release/libshoal.so"),
     // The archive's program is a script, and so packed in no time.
     ("release.sh dist", "release.sh dist bin/shoal"),
 ];
@@ -115,14 +117,15 @@ pub(super) fn lay_out(home: &Path, data: &Path) {
     let entries = fs::read_dir(root()).expect("the repository");
     for entry in entries.map(|entry| entry.expect("an entry")) {
         let name = entry.file_name();
-        // What commands write to stays the repository's own.
-        if !["target", ".git"].contains(&name.to_str().unwrap_or_default()) {
+        // What commands write to stays the repository's own; the desktop's settings are in the last one.
+        if !["target", ".git", ".config"].contains(&name.to_str().unwrap_or_default()) {
             symlink(entry.path(), home.join(name)).expect("a link");
         }
     }
     let release = home.join("target/release");
     fs::create_dir_all(&release).expect("a folder");
     symlink(binary(), release.join("shoal")).expect("a link");
+    symlink(crate::embed::library("shoal"), release.join("libshoal.so")).expect("a link");
     symlink(root().join("tests/data/hf/qwen2"), home.join("Qwen2.5-0.5B-Instruct")).expect("a link");
     for (name, flip) in [("MODEL.gguf", 0), ("llama.gguf", 1), ("one.gguf", 2), ("two.gguf", 4)] {
         fs::write(home.join(name), story(flip)).expect("a file");

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     super::{catalog::known, consent, obtain},
+    link,
     look::words,
     remote, runtime,
     which::{Here, beside, what_to_serve, which},
@@ -48,7 +49,23 @@ const NEWS: usize = 256;
 /// The part of `--keep-state` that is for tokens and rows of ended prompts, the rest being for states: one in so many.
 const LOG_PART: u64 = 16;
 
-pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
+pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
+    let opened = args.agree.ask;
+    let joined = stay(args);
+    match joined {
+        Err(why) if opened => Err(link::shown(why)),
+        joined => joined,
+    }
+}
+
+/// Joins, and leaves again when told to.
+fn stay(mut args: JoinArgs) -> Result<()> {
+    let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
+    let invite =
+        invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
+    if let Some(invite) = invite.as_ref().filter(|_| args.agree.ask) {
+        link::ask(invite)?;
+    }
     let home = args.home.path()?;
     if args.api.api.is_some() {
         super::super::serve::refuse_shown_token(&args.api.http, &home)?;
@@ -62,18 +79,15 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         Identity::load_or_create(&home.join(identity::KEY)).map_err(|e| Error::Failed(e.to_string()))?;
     // Until the node has stopped.
     let _held = identity::hold(&identity)?;
-    let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
-    let invite =
-        invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
     if let Some(invite) = &invite {
         take_up(&mut args, invite);
     }
     if Reference::parse(&args.engine.model).is_some() {
         // What a registry names has no content id before it is here.
-        let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+        let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.json };
         args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
-    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+    let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.json };
     if args.api.http.draft.model().is_some_and(|name| Reference::parse(name).is_some()) {
         obtain::drafter(&mut args.api.http.draft, terms)?;
     }
@@ -87,7 +101,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         share(&home, &served.collect::<Vec<_>>())?;
     }
     agree(&args, which.here.as_ref().map(|here| &here.header), &serve, num_layers, &known)?;
-    if args.yes {
+    if args.agree.yes {
         MODES.into_iter().for_each(|mode| consent::remember(&home, mode));
     } else if asks(&args, &serve) {
         // It was said just now, and agreed to.
@@ -252,7 +266,7 @@ fn asks(args: &JoinArgs, serve: &Serve) -> bool {
         Serve::These(ranges) => !ranges.is_empty(),
         Serve::Scarcest(cap) => *cap > 0,
     };
-    serves && !args.yes && !args.json && io::stdin().is_terminal()
+    serves && !args.agree.yes && !args.json && io::stdin().is_terminal()
 }
 
 /// Says what will happen before it does; a person at a terminal may still say no.
@@ -292,7 +306,7 @@ fn agree(
         ),
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining(args.yes));
+    say!("{}", consent::joining(args.agree.yes));
     confirm(args, serve)
 }
 
@@ -359,7 +373,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
         );
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining(args.yes));
+    say!("{}", consent::joining(args.agree.yes));
     confirm(args, serve)
 }
 

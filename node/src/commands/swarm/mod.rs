@@ -5,6 +5,7 @@ mod demo;
 mod doctor;
 mod history;
 mod join;
+mod link;
 pub mod local;
 mod look;
 mod name;
