@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use shard::{
     executor::{
-        Capacity, Ends, Executor, GpuName, Options, Workspace, argmax,
+        Capacity, Ends, Executor, Options, Workspace, argmax,
         cpu::Shard,
-        gpu::{Action, Gpu, GpuShard, Program},
+        gpu::{Access, Action, Gpu, GpuShard, Program},
         whole_range,
     },
     gguf::Gguf,
@@ -64,7 +64,7 @@ fn the_page_shows_a_swarm_that_loses_a_node() {
 /// A node may be a tab of a browser: what a GPU does for a token is data that WebGPU runs, with the same bits.
 #[test]
 fn a_page_decodes_a_token() {
-    let gpu = match Gpu::open(GpuName::default(), None) {
+    let gpu = match Gpu::open(Access::default()) {
         Ok(gpu) => gpu,
         Err(error) => {
             let required = std::env::var("SHOAL_GPU").is_ok_and(|value| value == "required");

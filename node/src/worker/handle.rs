@@ -190,6 +190,7 @@ fn load(
 ) -> io::Result<ipc::Load> {
     let processors = cores.map_or(&[][..], Cores::processors);
     let model = spec.model.map(|model| *model.as_bytes());
+    let pipelines = spec.room.home().map(|home| model::pipelines_in(home).into_os_string().into_vec());
     Ok(ipc::Load {
         file: file.map(|file| (file.path.as_os_str().as_bytes().to_vec(), file.bytes, file.panels.is_some())),
         model,
@@ -199,8 +200,7 @@ fn load(
         context: spec.context as u64,
         threads: Some(threads as u32),
         isa: spec.isa.clone(),
-        device: spec.device.to_string(),
-        pipelines: spec.room.home().map(|home| model::pipelines_in(home).into_os_string().into_vec()),
+        device: (spec.device.to_string(), pipelines),
         tried: spec.measure == Measure::Trial,
         kv_bytes: spec.kv_bytes,
         processors: processors.iter().map(|processor| *processor as u32).collect(),

@@ -215,8 +215,8 @@ impl Loaded {
 pub(super) fn open_device(load: &Load) -> Result<Device> {
     let threads = load.threads.map_or_else(Pool::physical_cores, |threads| threads as usize);
     let processors = load.processors.iter().map(|processor| *processor as usize).collect();
-    let wanted: DeviceName = load.device.parse()?;
-    let pipelines = load.pipelines.as_deref().map(|path| Path::new(OsStr::from_bytes(path)));
+    let wanted: DeviceName = load.device.0.parse()?;
+    let pipelines = load.device.1.as_deref().map(|path| Path::new(OsStr::from_bytes(path)));
     let on = || model::cpu(load.isa.as_deref(), Pool::on(threads, processors));
     let device = Device::open(wanted, pipelines, on)?;
     if load.tried && device.is_software() && !tries_software() {

@@ -88,11 +88,11 @@ pub fn run() -> Result<()> {
     // The processors are told by files that cannot be opened from here on.
     Pool::physical_cores();
     let memory = confine::for_model(load.file.as_ref().map_or(0, |(_, bytes, _)| *bytes), load.kv_bytes);
-    let confinement = confine::enter_worker(Purpose::Compute, &load.device, memory);
+    let confinement = confine::enter_worker(Purpose::Compute, &load.device.0, memory);
     let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
     let (tells, written) = spawn_writer(writer)?;
     let last_words = Arc::downgrade(&tells);
-    watch::start(&load.device, move |why| {
+    watch::start(&load.device.0, move |why| {
         if let (Some(tells), Ok(told)) = (last_words.upgrade(), unfit(why)) {
             let _ = tells.try_send(told);
         }

@@ -13,7 +13,7 @@ use super::{
 };
 #[cfg(feature = "gpu")]
 use super::{
-    gpu::{Gpu, GpuShard},
+    gpu::{Access, Gpu, GpuShard},
     spare::Spare,
     split,
 };
@@ -299,7 +299,7 @@ pub fn gpus() -> Vec<String> {
             (false, Some(bytes)) => format!(", {:.1} GB", bytes as f64 / 1e9),
             (false, None) => String::new(),
         };
-        let class = match Gpu::open(GpuName::numbered(number), None).map(|gpu| gpu.class()) {
+        let class = match Gpu::open(Access { number, ..Access::default() }).map(|gpu| gpu.class()) {
             Ok(Class::D1) => "class d1".to_owned(),
             Ok(Class::Approx) => "class approx".to_owned(),
             Err(error) => error.to_string(),
@@ -329,7 +329,8 @@ fn open_gpu<E: From<Error>>(
     pipelines: Option<&Path>,
     cpu: impl FnOnce() -> Result<Arc<Cpu>, E>,
 ) -> Result<Device, E> {
-    let gpu = Gpu::open(name, pipelines)?;
+    let GpuName { number, memory_bytes, share_percent, .. } = name;
+    let gpu = Gpu::open(Access { number, memory_bytes, share_percent, pipelines })?;
     Ok(Device::Gpu(gpu, name.rest_on_cpu.then(cpu).transpose()?))
 }
 

@@ -177,8 +177,7 @@ impl Confined {
             processors: Vec::new(),
             threads: args.threads,
             ctx: args.ctx,
-            device: args.device()?.to_string(),
-            pipelines: model::pipelines(),
+            device: (args.device()?.to_string(), model::pipelines()),
             isa: args.isa.clone(),
             no_pin: args.no_pin,
             kv_bytes,
@@ -285,12 +284,12 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
 
 /// Whether engines have a driver that may end them.
 fn is_on_gpu(spec: &EngineSpec) -> bool {
-    !confine::computes_on_processors(&spec.device)
+    !confine::computes_on_processors(&spec.device.0)
 }
 
 fn lost_for(spec: &EngineSpec, why: Option<&str>) {
     if let Some(why) = why {
-        let device = spec.device.as_str();
+        let device = spec.device.0.as_str();
         tracing::warn!(device, why, "the device failed: the processor computes from now on");
     }
 }
@@ -316,7 +315,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let mut spec = shared.spec.clone();
     spec.panels = located.as_ref().is_some_and(|located| located.panels.is_some());
     if lock(&shared.state).lost.is_some() {
-        spec.device = DeviceName::Cpu.to_string();
+        spec.device.0 = DeviceName::Cpu.to_string();
     }
     let lengths = |located: &library::Located| located.files().map(|(_, bytes)| bytes).collect();
     let file = |located: &library::Located| (located.path.clone(), lengths(located));

@@ -80,13 +80,13 @@ pub fn run() -> Result<()> {
     let files = [&located, &drafter_file].into_iter().flatten().flat_map(Located::files);
     let bytes = files.map(|(_, bytes)| bytes).sum();
     let memory = confine::for_model(bytes, spec.kv_bytes as u64);
-    confine::enter_worker(Purpose::Engine, &spec.device, memory);
+    confine::enter_worker(Purpose::Engine, &spec.device.0, memory);
     let args = EngineArgs {
         model: spec.model.clone(),
         threads: spec.threads,
         ctx: spec.ctx,
         isa: spec.isa.clone(),
-        device: spec.device.parse()?,
+        device: spec.device.0.parse()?,
         gpu_memory: None,
         gpu_share: None,
         no_pin: spec.no_pin,
@@ -95,11 +95,11 @@ pub fn run() -> Result<()> {
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let failed = Arc::new(OnceLock::new());
     let (hangs, refuses) = (failed.clone(), failed.clone());
-    watch::start(&spec.device, move |why| drop(hangs.set(why)))?;
+    watch::start(&spec.device.0, move |why| drop(hangs.set(why)))?;
     let load = move || {
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let on = || model::cpu(args.isa.as_deref(), Pool::on(threads, spec.processors.clone()));
-        let device = Device::open(args.device()?, spec.pipelines.as_deref(), on)?;
+        let device = Device::open(args.device()?, spec.device.1.as_deref(), on)?;
         // What the driver says while the model is loaded, or the model's own error.
         let failed = |error| {
             device.lost().into_iter().for_each(|why| drop(refuses.set(why)));

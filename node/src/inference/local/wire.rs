@@ -47,9 +47,8 @@ pub(super) struct EngineSpec {
     pub(super) processors: Vec<usize>,
     pub(super) threads: Option<u16>,
     pub(super) ctx: Option<usize>,
-    pub(super) device: String,
-    /// Where compiled kernels of a GPU are kept.
-    pub(super) pipelines: Option<PathBuf>,
+    /// What computes, by name, and where a GPU's compiled kernels are kept.
+    pub(super) device: (String, Option<PathBuf>),
     pub(super) isa: Option<String>,
     pub(super) no_pin: bool,
     /// Memory for the caches of all answers.

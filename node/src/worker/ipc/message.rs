@@ -249,10 +249,8 @@ pub struct Load {
     pub threads: Option<u32>,
     /// Instruction set.
     pub isa: Option<String>,
-    /// What computes, by name.
-    pub device: String,
-    /// The path of the folder in which compiled kernels of a GPU are kept, in the system's own bytes.
-    pub pipelines: Option<Vec<u8>>,
+    /// What computes, by name, and the path of the folder in which a GPU's compiled kernels are kept, in the system's own bytes.
+    pub device: (String, Option<Vec<u8>>),
     /// Whether that is tried for `--device auto`, which takes no software device.
     pub tried: bool,
     /// Room for caches.

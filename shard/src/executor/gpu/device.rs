@@ -24,11 +24,7 @@ use super::{
     share::Share,
     source::{Arithmetic, Kernel},
 };
-use crate::{
-    Error, Result,
-    executor::{Class, GpuName},
-    synthetic::Random,
-};
+use crate::{Error, Result, executor::Class, synthetic::Random};
 
 /// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,6 +53,19 @@ pub struct GpuInfo {
     pub binding_bytes: u64,
     /// Bytes of its own memory, where the system says (Linux, drivers with `mem_info_vram_total`).
     pub memory_bytes: Option<u64>,
+}
+
+/// Which GPU is opened, and what of it may be taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Access<'a> {
+    /// Its number in [`list`].
+    pub number: usize,
+    /// Bytes of its memory; without a word nine tenths, where the system says how much there is.
+    pub memory_bytes: Option<u64>,
+    /// Percent of its time; without a word all, and half while a battery feeds the machine or others use it.
+    pub share_percent: Option<u8>,
+    /// The folder in which its compiled kernels are kept.
+    pub pipelines: Option<&'a Path>,
 }
 
 /// A GPU that is open.
@@ -168,13 +177,12 @@ pub fn list() -> Vec<GpuInfo> {
 }
 
 impl Gpu {
-    /// Opens the GPU of `name` among those of [`list`] and probes how it rounds. Without a word in `name` nine tenths of its memory
-    /// may be taken, where the system says how much there is. Compiled kernels are kept in the folder `pipelines`.
+    /// Opens a GPU and probes how it rounds.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when this machine has no such device or its driver refuses.
-    pub fn open(name: GpuName, pipelines: Option<&Path>) -> Result<Arc<Self>> {
-        let GpuName { number, memory_bytes, share_percent, .. } = name;
+    pub fn open(access: Access<'_>) -> Result<Arc<Self>> {
+        let Access { number, memory_bytes, share_percent, pipelines } = access;
         let mut all = adapters();
         let count = all.len();
         if number >= count {

@@ -60,7 +60,7 @@ use crate::{
 pub(super) use buffers::scratch_bytes;
 use buffers::{GpuBuffers, MOST_TOP, Steps};
 use device::words;
-pub use device::{Gpu, GpuInfo, list};
+pub use device::{Access, Gpu, GpuInfo, list};
 pub use driver::{Call, overdue};
 pub use pipeline_cache::PipelineCounts;
 pub use program::{Action, Program};

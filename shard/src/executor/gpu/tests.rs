@@ -12,15 +12,15 @@ use half::f16;
 use scheduler::{CacheType, SessionKind};
 
 use super::{
-    Gpu, GpuShard,
+    Access, Gpu, GpuShard,
     device::dispatch,
     ops::{self, MatrixJob},
     source::Kernel,
 };
 use crate::{
     executor::{
-        self, Capacity, Class, Device, Ends, Executor, GpuName, Input, Item, Options, Output, Pass,
-        Workspace, argmax, cpu::Shard, whole_range,
+        self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Pass, Workspace, argmax,
+        cpu::Shard, whole_range,
     },
     gguf::Gguf,
     golden,
@@ -34,7 +34,7 @@ use crate::{
 /// The device of the tests.
 fn gpu() -> Option<&'static Arc<Gpu>> {
     static DEVICE: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
-    let open = || match Gpu::open(GpuName::numbered(0), None) {
+    let open = || match Gpu::open(Access::default()) {
         Ok(gpu) => {
             eprintln!("device of the tests: {:?}, {:?}, {:?}", gpu.info(), gpu.arithmetic(), gpu.class());
             Some(gpu)
@@ -343,13 +343,13 @@ fn sessions_move_share_and_stand_side_by_side() {
 #[test]
 fn what_the_device_lacks_is_refused_with_what_to_do() {
     let count = super::list().len();
-    let why = Gpu::open(GpuName::numbered(count + 7), None).err().unwrap().to_string();
+    let why = Gpu::open(Access { number: count + 7, ..Access::default() }).err().unwrap().to_string();
     assert!(why.contains(&format!("which has {count}")) && why.contains("--device cpu"), "{why}");
 }
 
 /// A device of its own, which a test may lose.
 fn another(memory_bytes: Option<u64>) -> Option<Arc<Gpu>> {
-    gpu().map(|_| Gpu::open(GpuName { memory_bytes, ..GpuName::default() }, None).unwrap())
+    gpu().map(|_| Gpu::open(Access { memory_bytes, ..Access::default() }).unwrap())
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn a_device_that_is_lost_fails_its_passes_and_says_so() {
 
 /// Decodes two tokens of minnow on a device that is opened with its kernels in `folder`.
 fn decode_with(folder: &Path) -> executor::DeviceCounts {
-    let gpu = Gpu::open(GpuName::default(), Some(folder)).unwrap();
+    let gpu = Gpu::open(Access { pipelines: Some(folder), ..Access::default() }).unwrap();
     let (gguf, options) = (minnow(), Options { context: Some(64) });
     let range = whole_range(&gguf).unwrap();
     let shard = GpuShard::load(&gguf, gpu, range, Ends::BOTH, options).unwrap();
