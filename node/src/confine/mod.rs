@@ -16,7 +16,8 @@
 //! ([`descriptors`]), or, for a command that confines itself, the command opened them. Limits are set once, as high as the
 //! work may need, since the filter forbids setting them.
 //!
-//! Limits: outside Linux only resource limits hold. What the kernel lacks is said in [`Confinement`], and is no error.
+//! Limits: outside Linux only resource limits hold, and none of memory, which `shoal doctor` says ([`WITHOUT_FILTER`]). What the
+//! kernel lacks is said in [`Confinement`], and is no error.
 //! Computing on a graphics card needs its driver's files, calls and mappings: there is no filter and no limit of address space
 //! then ([`enter_worker`]), which `shoal doctor` says.
 
@@ -26,6 +27,12 @@ pub mod descriptors;
 mod filter;
 #[cfg(all(debug_assertions, target_os = "linux"))]
 pub mod probe;
+#[cfg(target_os = "linux")]
+#[path = "linux.rs"]
+mod system;
+#[cfg(not(target_os = "linux"))]
+#[path = "elsewhere.rs"]
+mod system;
 pub mod watch;
 
 use std::sync::{
@@ -35,6 +42,8 @@ use std::sync::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 use shard::executor::DeviceName;
+
+pub use system::WITHOUT_FILTER;
 
 /// Open files of a confined child: standard streams, the socket twice, the model's parts, what a runtime waits with.
 const MAX_FILES: u64 = 64 + shard::gguf::split::MAX_PARTS as u64;
@@ -72,13 +81,7 @@ pub fn begin_child() {
 
 /// As [`begin_child`], for one that works with at most `files` open files.
 pub fn begin_child_with(files: u64) {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::process::{Signal, set_parent_process_death_signal};
-        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            eprintln!("warning: worker: {error} when tying its life to its parent's");
-        }
-    }
+    system::die_with_parent();
     lower(Resource::Core, 0);
     lower(Resource::Nofile, files);
 }
@@ -121,7 +124,7 @@ pub fn command(device: &str) {
 /// Gives up what can be given up, for good. Call it with one thread; what cannot be given up is told on standard error.
 pub fn enter(purpose: Purpose) -> Confinement {
     lower(Resource::Core, 0);
-    confine(purpose)
+    system::confine(purpose)
 }
 
 /// Whether what computes needs no driver, whose files and calls no filter here knows.
@@ -139,7 +142,7 @@ pub fn for_model(file_bytes: u64, kv_bytes: u64) -> u64 {
 
 /// Lets `bytes` more of address space than is used now be taken; nothing may raise that again.
 pub fn limit_memory(bytes: u64) {
-    if let Some(used) = address_space() {
+    if let Some(used) = system::address_space() {
         lower(Resource::As, used.saturating_add(bytes));
     }
 }
@@ -163,74 +166,4 @@ fn lower(resource: Resource, to: u64) {
     if let Err(error) = setrlimit(resource, Rlimit { current: limit, maximum: limit }) {
         eprintln!("warning: worker: {error} when limiting {resource:?}");
     }
-}
-
-/// Bytes of address space in use.
-#[cfg(target_os = "linux")]
-fn address_space() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn address_space() -> Option<u64> {
-    None
-}
-
-#[cfg(not(target_os = "linux"))]
-fn confine(_: Purpose) -> Confinement {
-    Confinement::default()
-}
-
-#[cfg(target_os = "linux")]
-fn confine(purpose: Purpose) -> Confinement {
-    let warn = |what: &str, why: String| eprintln!("warning: {what}: {why}");
-    if let Err(error) = give_up_privileges() {
-        warn("privileges could not be given up", error.to_string());
-    }
-    let landlocked = landlock().unwrap_or_else(|why| {
-        warn("no Landlock", why);
-        false
-    });
-    let filtered = filter::install(purpose).map_err(|why| warn("no sandbox", why)).is_ok();
-    Confinement { filtered, landlocked }
-}
-
-/// No capability, none to gain, and no other process of this user may look inside.
-#[cfg(target_os = "linux")]
-fn give_up_privileges() -> rustix::io::Result<()> {
-    use rustix::{
-        process::{DumpableBehavior, set_dumpable_behavior},
-        thread::{
-            CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
-            set_no_new_privs,
-        },
-    };
-
-    set_no_new_privs(true)?;
-    for capability in CapabilitySet::all().iter() {
-        // Without privileges there is nothing to remove, and the kernel says so.
-        let _ = remove_capability_from_bounding_set(capability);
-    }
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)
-}
-
-/// Forbids every path, every port and signals to processes outside; whether the kernel knows how.
-#[cfg(target_os = "linux")]
-fn landlock() -> Result<bool, String> {
-    use landlock::{ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetStatus, Scope};
-
-    // Rights that later kernels know are unknown to this list, and the filter has no call that would use them.
-    const KNOWN: ABI = ABI::V6;
-    let rules = Ruleset::default()
-        .handle_access(AccessFs::from_all(KNOWN))
-        .and_then(|rules| rules.handle_access(AccessNet::from_all(KNOWN)))
-        .and_then(|rules| rules.scope(Scope::from_all(KNOWN)))
-        .and_then(Ruleset::create)
-        .and_then(|rules| rules.restrict_self());
-    let status = rules.map_err(|error| error.to_string())?;
-    Ok(status.ruleset != RulesetStatus::NotEnforced)
 }

@@ -25,6 +25,7 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of byte ranges, often of one, are meant as such")]
 
+mod file_at;
 pub mod groups;
 pub mod http;
 pub mod outboard;

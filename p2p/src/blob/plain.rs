@@ -18,7 +18,6 @@
 
 use std::{
     fs::{self, File},
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -35,6 +34,7 @@ use tokio::{
 
 use super::{
     Error, MAX_FILE_BYTES, Pace,
+    file_at::FileAt,
     http::{address, broken, client, content_range, refused},
     pull::{COMMIT_BYTES, COMMIT_EVERY, FIRST_WAIT},
     source::SourceError,

@@ -8,7 +8,7 @@
 //! [`Limits::idle`] or a group is not taken within [`Limits::stall`]; bytes are paced by the shared [`Pace`]. How many
 //! streams there are is for the caller to bound.
 
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs::File, io, ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use scheduler::ModelId;
 use tokio::{
@@ -19,6 +19,7 @@ use tokio::{
 
 use super::{
     Error, GROUP_BYTES, GroupSet, Outboard, Pace,
+    file_at::FileAt,
     outboard::encoded_len,
     pack::Packer,
     wire::{Answer, Description, Form, REQUEST_BYTES, Request, Status},

@@ -15,14 +15,13 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use scheduler::ModelId;
 
-use super::{Error, GROUP_BYTES, GroupSet, Outboard};
+use super::{Error, GROUP_BYTES, GroupSet, Outboard, file_at::FileAt};
 
 const MAGIC: &[u8; 8] = b"SHOALHV1";
 /// Bytes of the record besides the bits.

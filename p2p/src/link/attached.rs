@@ -26,6 +26,7 @@ pub(crate) struct Whole {
 
 /// What a carrier knows of a message that lacks chunks.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only the kernel module is a carrier"))]
 pub(crate) enum Known {
     /// Nothing.
     Unknown,

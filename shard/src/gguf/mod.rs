@@ -20,6 +20,7 @@
 //! [`quant::ALL`] is listed but its bytes are not handed out.
 
 mod metadata;
+mod pages;
 mod parse;
 mod ranges;
 pub mod split;
@@ -178,18 +179,7 @@ impl Source {
     /// See [`Gguf::forget_range`].
     fn forget(&self, range: Range<u64>) {
         let Self::Mapped(map) = self else { return };
-        let page = page_size();
-        let end = usize::try_from(range.end).unwrap_or(usize::MAX).min(map.len()) / page * page;
-        let start = usize::try_from(range.start).unwrap_or(usize::MAX).min(map.len()).next_multiple_of(page);
-        if start < end {
-            // SAFETY: a shared read-only file mapping has no private changes to lose: dropped pages read the
-            // same from the file. Both ends lie inside the mapping.
-            let advised =
-                unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
-            if let Err(error) = advised {
-                tracing::debug!(%error, "the system keeps the pages of a repacked tensor");
-            }
-        }
+        pages::forget(map, range);
     }
 }
 
@@ -370,11 +360,4 @@ impl fmt::Debug for Gguf {
         let (pairs, tensors) = (self.metadata.len(), self.tensors.len());
         write!(f, "Gguf {:?} with {pairs} pairs, {tensors} tensors, {} bytes", self.path, self.file_len())
     }
-}
-
-/// The size of a memory page in bytes.
-fn page_size() -> usize {
-    // SAFETY: sysconf reads a constant of the system and touches no memory of ours.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096).max(1)
 }

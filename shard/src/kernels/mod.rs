@@ -6,6 +6,7 @@ pub mod attention;
 pub mod conv;
 mod cpu;
 pub mod delta;
+mod file_at;
 mod isa;
 mod job;
 mod layouts;

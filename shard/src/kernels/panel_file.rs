@@ -22,7 +22,6 @@ use std::{
     collections::HashMap,
     fs::File,
     io,
-    os::unix::fs::FileExt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -30,7 +29,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::{Cpu, matrix::Packed};
+use super::{Cpu, file_at::FileAt, matrix::Packed};
 
 /// What a whole file begins with. The number counts how panels lie: it rises with every change of what packing gives.
 pub const MAGIC: [u8; 8] = *b"shoalpn1";
@@ -184,7 +183,7 @@ impl PanelFile {
         }
         // SAFETY: the mapping is read-only and no view goes beyond it. A whole file is not changed or cut by this program, and
         // the folder is its user's alone.
-        let map = unsafe { memmap2::MmapOptions::new().len(usize::try_from(end).ok()?).map(&self.file) };
+        let map = unsafe { memmap2::MmapOptions::new().len(usize::try_from(end).ok()?).map(&*self.file) };
         let map = map.ok()?;
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);

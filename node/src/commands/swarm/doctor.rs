@@ -19,6 +19,7 @@ use crate::{
     Error, Result,
     cli::operate::DoctorArgs,
     config::{self, Source},
+    confine,
     control::{self, Question},
     output::{self, human_bytes, say},
     reports::{LinkReport, ModelReport, NetworkStatus, StatusReport},
@@ -351,7 +352,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             found: match (sandbox.sandboxed, sandbox.landlocked) {
                 (true, true) => "on",
                 (true, false) => "on, system calls are filtered; the kernel has no Landlock behind that",
-                (false, _) => "off",
+                (false, _) => confine::WITHOUT_FILTER,
             }
             .into(),
             advice: "this system cannot take the network from the process that computes: use only model files you trust",

@@ -96,6 +96,7 @@ pub(crate) enum News {
 
 /// What something outside needs to carry the data of a session: nothing that opens a message.
 #[derive(Debug)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only the kernel module is a carrier"))]
 pub(crate) struct Served {
     /// What this end and the other one call it.
     pub(crate) names: [u64; 2],
