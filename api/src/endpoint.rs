@@ -62,7 +62,17 @@ impl Endpoint {
         answer: Answer,
         handler: Handler,
     ) -> Self {
-        Self { method: "get", path, tag, summary, takes: "", answer, is_open: false, handler }
+        Self { method: "get", ..Self::post(path, tag, summary, "", answer, handler) }
+    }
+
+    pub(crate) const fn delete(
+        path: &'static str,
+        tag: &'static str,
+        summary: &'static str,
+        answer: Answer,
+        handler: Handler,
+    ) -> Self {
+        Self { method: "delete", ..Self::post(path, tag, summary, "", answer, handler) }
     }
 
     pub(crate) const fn post(
@@ -74,16 +84,6 @@ impl Endpoint {
         handler: Handler,
     ) -> Self {
         Self { method: "post", path, tag, summary, takes, answer, is_open: false, handler }
-    }
-
-    pub(crate) const fn delete(
-        path: &'static str,
-        tag: &'static str,
-        summary: &'static str,
-        answer: Answer,
-        handler: Handler,
-    ) -> Self {
-        Self { method: "delete", path, tag, summary, takes: "", answer, is_open: false, handler }
     }
 
     /// Without the token.

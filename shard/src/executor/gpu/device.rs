@@ -10,7 +10,7 @@ use std::{
     path::Path,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
@@ -19,7 +19,7 @@ use std::{
 };
 
 use super::{
-    driver::Call,
+    driver::{Call, locked},
     pipeline_cache::{PipelineCache, PipelineCounts},
     share::Share,
     source::{Arithmetic, Kernel},
@@ -123,11 +123,6 @@ pub(super) struct Compiled {
     pub kernel: Kernel,
     pub pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
-}
-
-/// What a mutex holds; a thread that panicked with it leaves it usable.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a future that needs no one to wake it: those of this library are ready at once outside of browsers.

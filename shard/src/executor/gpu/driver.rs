@@ -39,8 +39,9 @@ impl Calls {
     }
 }
 
-fn calls() -> MutexGuard<'static, Calls> {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+/// What a mutex holds; a thread that panicked with it leaves it usable.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A call into a driver, over when it is dropped.
@@ -51,20 +52,20 @@ pub struct Call(());
 impl Call {
     /// One that may last `allowed`.
     pub fn begin(allowed: Duration) -> Self {
-        calls().begin(Instant::now(), allowed);
+        locked(&CALLS).begin(Instant::now(), allowed);
         Self(())
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        calls().end(Instant::now());
+        locked(&CALLS).end(Instant::now());
     }
 }
 
 /// How long a driver has not come back from a call that should have been over; `None` while all is well.
 pub fn overdue() -> Option<Duration> {
-    calls().overdue(Instant::now())
+    locked(&CALLS).overdue(Instant::now())
 }
 
 #[cfg(test)]

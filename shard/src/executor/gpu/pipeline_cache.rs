@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use super::device::locked;
+use super::driver::locked;
 
 /// What a file begins with; another layout has another one.
 const MAGIC: [u8; 16] = *b"shoal pipelines1";

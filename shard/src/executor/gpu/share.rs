@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::device::locked;
+use super::driver::locked;
 
 /// Of the time, while a battery feeds the machine or others use the GPU.
 const YIELDING_PERCENT: u8 = 50;

@@ -8,7 +8,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::device::{Gpu, Reserved, locked, words};
+use super::{
+    device::{Gpu, Reserved, words},
+    driver::locked,
+};
 use crate::{
     Error, Result,
     kernels::{KvShape, PAGE},
