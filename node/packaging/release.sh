@@ -7,7 +7,7 @@
 # SHA256SUMS and install.sh: put them on a web server, or hand them over as they are. BINARY is a built `shoal`; without
 # one it is built here.
 #
-# SHOAL_FEATURES names the features to build with, or those that BINARY was built with (otlp by default).
+# SHOAL_FEATURES names the features to build with (otlp,gpu by default), or those that BINARY was built with (otlp by default).
 # CARGO_BUILD_TARGET, which cargo reads too, names the platform where it is not this machine's.
 #
 # SHOAL_LIBRARY=FILE packs that libshoal (`cargo build --release -p shoal-embed`) with its header and an example, for
@@ -26,10 +26,12 @@ root=$(cd "$here/../.." && pwd)
 binary=${2:-}
 features=${SHOAL_FEATURES-otlp}
 if [ -z "$binary" ]; then
+    # A packaged program computes on GPUs; one that a newcomer builds compiles a minute sooner without.
+    features=${SHOAL_FEATURES-otlp,gpu}
     (cd "$root" && SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features "$features")
     binary=${CARGO_TARGET_DIR:-$root/target}/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/shoal
 fi
-[ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp"
+[ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp,gpu"
 
 version=$("$binary" --version | cut -d ' ' -f 2)
 name=shoal-$version-$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m)
