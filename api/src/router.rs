@@ -1,4 +1,4 @@
-//! Every endpoint on one screen.
+//! Every endpoint in one table.
 
 use std::sync::Arc;
 

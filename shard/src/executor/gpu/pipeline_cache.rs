@@ -13,10 +13,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Mutex,
 };
 
 use super::driver::locked;
@@ -39,7 +36,6 @@ pub(super) struct PipelineCache {
     found: HashSet<Name>,
     /// What it has compiled or found since.
     used: Mutex<Used>,
-    hits: AtomicU64,
 }
 
 #[derive(Default)]
@@ -72,10 +68,10 @@ impl PipelineCache {
         let descriptor =
             wgpu::PipelineCacheDescriptor { label: Some("kernels"), data: data.as_deref(), fallback: true };
         // SAFETY: the bytes came from `get_data` of a device of this name and driver, which the file's name says, in a process of
-        // this user, since the folder is private, and they are as they were, since their sum is right. `fallback` starts anew
-        // where the driver refuses them.
+        // this user, since the folder is private, and they are as they were, since their sum is right. With `fallback` a driver that
+        // refuses them begins with none.
         let cache = unsafe { device.create_pipeline_cache(&descriptor) };
-        Some(Self { cache, path, found, used: Mutex::default(), hits: AtomicU64::new(0) })
+        Some(Self { cache, path, found, used: Mutex::default() })
     }
 
     /// What a pipeline is made with.
@@ -86,16 +82,15 @@ impl PipelineCache {
     /// A kernel with this source is made ready.
     pub fn note(&self, source: &str) {
         let name = *blake3::hash(source.as_bytes()).as_bytes();
-        let was_there = self.found.contains(&name);
-        self.hits.fetch_add(u64::from(was_there), Relaxed);
         let mut used = locked(&self.used);
+        used.unsaved |= !self.found.contains(&name);
         used.names.insert(name);
-        used.unsaved |= !was_there;
     }
 
     /// What became of the kernels so far.
     pub fn counts(&self) -> PipelineCounts {
-        PipelineCounts { made: locked(&self.used).names.len() as u64, hits: self.hits.load(Relaxed) }
+        let names = &locked(&self.used).names;
+        PipelineCounts { made: names.len() as u64, hits: names.intersection(&self.found).count() as u64 }
     }
 
     /// Writes the file if it lacks kernels. One that cannot be written costs the next process its time, nothing else.

@@ -22,10 +22,7 @@ fn score(at: u32, dim: u32) -> f32 {
             sums[lane] = f_fma(half(both >> (16u * i)), q[d], sums[lane]);
         }
     }
-    for (var width = 8u; width > 0u; width = width / 2u) {
-        for (var i = 0u; i < width; i = i + 1u) { sums[i] = f_add(sums[i], sums[i + width]); }
-    }
-    return sums[0];
+    return tree_of(sums);
 }
 
 @compute @workgroup_size(64)

@@ -38,13 +38,15 @@ fn f_tanh(x: f32) -> f32 {
     return f_div(e, f_add(e, 2.0));
 }
 
-// Sixteen lanes, added 8, 4, 2, 1 apart.
-var<workgroup> lanes: array<f32, 16>;
-fn tree() -> f32 {
-    var a: array<f32, 16>;
-    for (var i = 0u; i < 16u; i = i + 1u) { a[i] = lanes[i]; }
+// Sixteen sums, added 8, 4, 2, 1 apart.
+fn tree_of(sums: array<f32, 16>) -> f32 {
+    var a = sums;
     for (var width = 8u; width > 0u; width = width / 2u) {
         for (var i = 0u; i < width; i = i + 1u) { a[i] = f_add(a[i], a[i + width]); }
     }
     return a[0];
 }
+
+// Those of sixteen threads.
+var<workgroup> lanes: array<f32, 16>;
+fn tree() -> f32 { return tree_of(lanes); }
