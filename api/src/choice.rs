@@ -202,7 +202,8 @@ impl WireChoice {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Draft {
-    /// Everything that there is: lookup, grammar, and the draft model that the node was started with, if it was.
+    /// Everything that there is: lookup, grammar, and the draft head and the draft model that the node was started with, if it
+    /// was.
     #[default]
     Auto,
     /// Nothing: one token a pass.
@@ -218,6 +219,8 @@ pub struct DraftBy {
     pub lookup: bool,
     /// What the form of the answer leaves no choice about.
     pub grammar: bool,
+    /// What the model's draft head makes of its hidden states.
+    pub head: bool,
     /// What a smaller model of the same vocabulary would say: its name.
     pub model: Option<String>,
 }
@@ -228,7 +231,7 @@ const MAX_MODEL_NAME: usize = 4096;
 impl Draft {
     /// What a refusal says behind the name of the field.
     pub const MUST: &'static str =
-        "must be auto, off, or a list of lookup and grammar and the name of one model";
+        "must be auto, off, or a list of lookup, grammar and head and the name of one model";
 
     /// What is said where `model` was named and is not what drafts.
     pub fn no_model(model: &str) -> String {
@@ -255,6 +258,11 @@ impl Draft {
     pub fn grammar(&self) -> bool {
         matches!(self, Self::Auto | Self::By(DraftBy { grammar: true, .. }))
     }
+
+    /// Whether the model's draft head may draft.
+    pub fn head(&self) -> bool {
+        matches!(self, Self::Auto | Self::By(DraftBy { head: true, .. }))
+    }
 }
 
 impl FromStr for Draft {
@@ -268,7 +276,7 @@ impl FromStr for Draft {
         }
         let mut by = DraftBy::default();
         for word in text.split(',') {
-            let reserved = ["auto", "off", "none", "lookup", "grammar"];
+            let reserved = ["auto", "off", "none", "lookup", "grammar", "head"];
             let is_name = !word.trim().is_empty()
                 && word.len() <= MAX_MODEL_NAME
                 && !word.contains(char::is_control)
@@ -276,6 +284,7 @@ impl FromStr for Draft {
             match word {
                 "lookup" => by.lookup = true,
                 "grammar" => by.grammar = true,
+                "head" => by.head = true,
                 name if is_name && by.model.is_none() => by.model = Some(name.to_owned()),
                 _ => return Err(format!("{}, not \"{word}\"", Self::MUST)),
             }
@@ -290,7 +299,7 @@ impl fmt::Display for Draft {
             Self::Auto => f.write_str("auto"),
             Self::Off => f.write_str("off"),
             Self::By(by) => {
-                let words = [(by.lookup, "lookup"), (by.grammar, "grammar")];
+                let words = [(by.lookup, "lookup"), (by.grammar, "grammar"), (by.head, "head")];
                 let words = words.into_iter().filter(|(chosen, _)| *chosen).map(|(_, word)| word);
                 let words = words.chain(by.model.as_deref());
                 f.write_str(&words.collect::<Vec<_>>().join(","))

@@ -54,7 +54,8 @@ async fn measure() -> Result<(), node::worker::Fault> {
     for _ in 0..JOBS {
         let input = JobInput::Wire(Wire::Raw, values.clone());
         let (want, draft) = (Want::Activations, DraftIds::default());
-        let job = Job { session, epoch: 1, layer: 1, from: 0, rows, input, want, attempt: 0, draft };
+        let job =
+            Job { session, epoch: 1, layer: 1, from: 0, rows, input, want, attempt: 0, draft, foresee: 0 };
         let sent = Instant::now();
         worker.run(job)?;
         let Some(output) = outputs.recv().await else { break };

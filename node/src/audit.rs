@@ -81,7 +81,15 @@ impl Auditor {
         // The processor has the same bits, and memory of a GPU is for what is served.
         let own = if spec.is_on_gpu() { None } else { spec.class };
         let (guard, device) = (worker::PoisonGuard::default(), DeviceName::Cpu);
-        let spec = Spec { guard, device, class: own, measure: Measure::Nothing, room, ..spec.clone() };
+        let spec = Spec {
+            guard,
+            device,
+            class: own,
+            measure: Measure::Nothing,
+            room,
+            draft_head: None,
+            ..spec.clone()
+        };
         (whole && class == Class::D1).then(|| Self {
             spec,
             model,
@@ -129,7 +137,9 @@ impl Auditor {
             let input = JobInput::Wire(*wire, bytes);
             let layer = case.layers.start();
             let (want, draft) = (Want::Activations, DraftIds::default());
-            worker.run(Job { session, epoch: 1, layer, from, rows, input, want, attempt: 0, draft }).ok()?;
+            worker
+                .run(Job { session, epoch: 1, layer, from, rows, input, want, attempt: 0, draft, foresee: 0 })
+                .ok()?;
             match outputs.recv().await?.body {
                 Body::Activations(_, bytes) => computed.extend(bytes),
                 _ => return None,

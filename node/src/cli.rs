@@ -29,7 +29,7 @@ pub use key::KeyCommand;
 pub use model::{CatalogCommand, ModelCommand, PullArgs, SourceArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
 pub use sampling::SamplingArgs;
-pub use tools::{AuditArgs, ConvertArgs, EvalArgs, PrivacyCommand, TemplateArgs, TokenizeArgs};
+pub use tools::{AuditArgs, ConvertArgs, DistillArgs, EvalArgs, PrivacyCommand, TemplateArgs, TokenizeArgs};
 
 /// Runs language models on this machine, and across a swarm of other people's
 #[derive(Debug, Parser)]
@@ -218,6 +218,17 @@ Example:
   shoal eval --model llama.gguf --tokens \"1 2 3\" --greedy 8 --logits last.npy --json
   shoal eval --text book.txt --wire q8 --cuts 2,4,6")]
     Eval(EvalArgs),
+    /// Train a draft head, with which a model guesses its own next tokens: fewer rings, the same text
+    #[command(
+        after_help = "The model answers prompts of this program's, or yours, and the head learns from its hidden states. It takes about an hour for a
+small model on two cores; Ctrl-C while it trains writes what it has learned until then.
+
+Examples:
+  shoal distill --model smollm2 --output smollm2.draft.gguf
+  shoal distill --model smollm2 --prompts mine.txt --answer-tokens 200000 --output mine.draft.gguf
+  shoal join --model smollm2 --draft-head smollm2.draft.gguf"
+    )]
+    Distill(DistillArgs),
     /// Measure what others could learn from what your machine sends them
     #[command(subcommand)]
     Privacy(PrivacyCommand),
@@ -301,6 +312,9 @@ pub struct EngineArgs {
     /// for none. Those not used for longest go first
     #[arg(long, value_name = "SIZE", value_parser = model::size_or_off, default_value = "8GiB", env = "SHOAL_PANEL_CACHE")]
     pub panel_cache: u64,
+    /// The model's draft head, from `shoal distill`: it guesses next tokens that a pass then confirms; the tokens are the same
+    #[arg(long, value_name = "FILE")]
+    pub draft_head: Option<PathBuf>,
 }
 
 impl EngineArgs {
@@ -319,6 +333,7 @@ impl EngineArgs {
             gpu_memory: None,
             gpu_share: None,
             panel_cache,
+            draft_head: None,
         }
     }
 

@@ -4,7 +4,8 @@
 //! ([`scheduler::depth`]); the draws say how many were right, and that says what the next guesses are worth. No token is
 //! another one than without drafts.
 //!
-//! At each place the best guess counts. What the form of the answer forces and what is looked up cost nothing; a draft model
+//! At each place the best guess counts. What the form of the answer forces and what is looked up cost nothing; what the model's
+//! draft head guesses comes with the token that it is behind, as many guesses as pay ([`Drafting::foresees`]); a draft model
 //! is asked where it is right more often than these and where what it says is worth the time that takes, a token at a time: the
 //! [`Drafting`] says when ([`Drafting::wants`]), and the caller, which has the model, asks it.
 
@@ -18,7 +19,8 @@ use scheduler::{
 };
 use shard::{
     draft::{
-        DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, Lookup, PRIORS, TRUSTS, forced,
+        DraftHead, DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, HeadSampler, Lookup,
+        PRIORS, TRUSTS, forced,
     },
     executor::Executor,
     models::Blueprint,
@@ -30,6 +32,12 @@ pub const ROW_SHARE: f64 = 0.15;
 
 /// How often a draft model is taken to be right before it was judged, and as if so many of its guesses had been.
 const MODEL_PRIOR: (f64, f64) = (0.5, 4.0);
+/// The same of a draft head.
+const HEAD_PRIOR: (f64, f64) = (0.5, 4.0);
+/// Bytes that a guess reads in a millisecond before one was measured.
+const READ_BYTES_PER_MS: f64 = 1e7;
+/// Most tokens that a draft head guesses at once: it was trained on half as many.
+const MOST_FORESEEN: usize = 8;
 /// Rows that a draft model computes this many times faster than tokens one after the other.
 const READS_FASTER: f64 = 8.0;
 /// Reading the text may take a draft model this share of what remains of the answer.
@@ -86,6 +94,26 @@ pub struct Asking<'a> {
     pub sampler: &'a mut DraftSampler,
 }
 
+/// The model's draft head in this process, and how it chooses for one answer.
+pub struct Foreseeing<'a> {
+    /// What guesses.
+    pub head: &'a DraftHead,
+    /// As the answer's tokens are chosen.
+    pub sampler: &'a mut HeadSampler,
+    /// The hidden state that the last token was chosen from.
+    pub state: &'a [f32],
+}
+
+/// What is known of the model's draft head.
+struct Head {
+    /// How often it is right.
+    odds: Odds,
+    /// What a guess takes, ms.
+    guess_ms: f64,
+    /// What it guessed behind the tokens known.
+    said: Vec<DraftToken>,
+}
+
 /// What is known of a draft model.
 struct Asked {
     /// How often it is right.
@@ -106,6 +134,9 @@ pub struct Drafting {
     drafter: Option<Box<dyn Drafter>>,
     /// The draft model, as long as it has something to say.
     model: Option<Asked>,
+    /// The model's draft head, and whether it may draft.
+    head: Option<Head>,
+    takes_head: bool,
     /// Whether what the form of the answer forces is drafted.
     grammar: bool,
     /// How many drafts pay; `None` sends all, as tests want it.
@@ -133,6 +164,7 @@ impl Drafting {
         Self {
             drafter: choice.lookup().then(lookup),
             grammar: choice.grammar(),
+            takes_head: choice.head(),
             depth: Some(depth),
             odds: PRIORS.iter().map(|chance| Odds::new(*chance, 4.0)).collect(),
             ..Self::default()
@@ -163,6 +195,52 @@ impl Drafting {
         self.model = Some(Asked { odds, share, ms: None, spent_ms: 0.0, affords: true });
     }
 
+    /// The model has a draft head, which reads `bytes` for a guess.
+    pub fn ask_head(&mut self, bytes: u64) {
+        let odds = Odds::new(HEAD_PRIOR.0, HEAD_PRIOR.1);
+        let head = Head { odds, guess_ms: bytes as f64 / READ_BYTES_PER_MS, said: Vec::new() };
+        self.head = Some(head).filter(|_| self.takes_head);
+    }
+
+    /// How many tokens the draft head is to guess behind the token that is chosen next.
+    pub fn foresees(&self) -> usize {
+        let Some(head) = &self.head else { return 0 };
+        let chances = [head.odds.chance(); MOST_FORESEEN];
+        self.depth.as_ref().map_or(MOST_FORESEEN, |depth| depth.best_beyond(&chances, 0, head.guess_ms))
+    }
+
+    /// The draft head guesses that `said` follows the tokens known, which took `ms`.
+    pub fn foreseen(&mut self, said: impl IntoIterator<Item = DraftToken>, ms: f64) {
+        let Some(head) = &mut self.head else { return };
+        head.said.clear();
+        head.said.extend(said);
+        if !head.said.is_empty() {
+            let each_ms = ms / head.said.len() as f64;
+            head.guess_ms += NEW * (each_ms.min(head.guess_ms * STALL) - head.guess_ms);
+        }
+    }
+
+    /// Has the draft head of this process guess what follows `context`.
+    pub fn foresee_by(&mut self, context: &[u32], foreseeing: Foreseeing<'_>) {
+        let (most, began) = (self.foresees(), Instant::now());
+        if most == 0 {
+            return self.foreseen([], 0.0);
+        }
+        let Foreseeing { head, sampler, state } = foreseeing;
+        let said = head.guess(state, context, most, sampler);
+        let said =
+            said.inspect_err(|error| tracing::warn!(%error, "the draft head failed")).unwrap_or_default();
+        self.foreseen(said.iter().copied(), began.elapsed().as_secs_f64() * 1e3);
+    }
+
+    /// What the draft head guesses behind what is drafted already.
+    fn next_foreseen(&self) -> Option<Guess> {
+        let said = &self.head.as_ref()?.said;
+        let agree =
+            self.guesses.iter().zip(said).take_while(|(guess, said)| guess.token == said.token).count();
+        (agree == self.guesses.len()).then(|| said.get(agree).map(|said| Guess::of_head(*said))).flatten()
+    }
+
     /// The draft model has nothing more to say in this answer.
     pub fn dismiss_model(&mut self) {
         self.model = None;
@@ -175,12 +253,13 @@ impl Drafting {
 
     /// Drafts with `drafter` and nothing else.
     pub fn draft_by(&mut self, drafter: Option<Box<dyn Drafter>>) {
-        (self.drafter, self.model, self.grammar) = (drafter, None, false);
+        (self.drafter, self.model, self.grammar, self.takes_head) = (drafter, None, false, false);
+        self.head = None;
     }
 
     /// Whether anything may draft.
     pub fn is_on(&self) -> bool {
-        self.grammar || self.drafter.is_some() || self.model.is_some()
+        self.grammar || self.drafter.is_some() || self.model.is_some() || self.head.is_some()
     }
 
     /// Whether what the form of the answer forces is drafted.
@@ -249,18 +328,27 @@ impl Drafting {
 
     /// Adds what guesses cost nothing; true where the draft model is to say what follows [`Self::text`] ([`Self::said`]).
     pub fn wants(&mut self) -> bool {
-        let room = self.most.saturating_sub(self.guesses.len());
-        if room == 0 {
-            return false;
+        loop {
+            let room = self.most.saturating_sub(self.guesses.len());
+            if room == 0 {
+                return false;
+            }
+            let drafter = self.drafter.as_mut();
+            let free = drafter.map(|drafter| drafter.propose(&self.text, room)).unwrap_or_default();
+            let chance_of = |guess: &Guess| self.odds[guess.trust].chance();
+            let looked_up = free.first().map_or(0.0, chance_of);
+            let foreseen = self.next_foreseen().filter(|guess| chance_of(guess) > looked_up);
+            let chance = foreseen.as_ref().map_or(looked_up, chance_of);
+            if self.model_pays(chance, room) {
+                return true;
+            }
+            let Some(guess) = foreseen else {
+                self.guesses.extend(free);
+                return false;
+            };
+            self.text.push(guess.token);
+            self.guesses.push(guess);
         }
-        let drafter = self.drafter.as_mut();
-        let free = drafter.map(|drafter| drafter.propose(&self.text, room)).unwrap_or_default();
-        let chance = free.first().map_or(0.0, |guess| self.odds[guess.trust].chance());
-        if self.model_pays(chance, room) {
-            return true;
-        }
-        self.guesses.extend(free);
-        false
     }
 
     /// Whether the model is to be asked where a guess that is right with `chance` costs nothing.
@@ -320,6 +408,9 @@ impl Drafting {
     /// The draft is made: as many of its tokens as pay.
     pub fn end(&mut self) -> &[u32] {
         self.guesses.truncate(self.most);
+        if let Some(head) = &mut self.head {
+            head.said.clear();
+        }
         if let Some(depth) = &self.depth {
             let chances: Vec<f64> =
                 self.guesses.iter().map(|guess| self.odds[guess.trust].chance()).collect();
@@ -352,7 +443,7 @@ impl Drafting {
     /// others.
     pub fn judge(&mut self, drafted: u32, right: u32, stop: bool, ms: Option<f64>) {
         let mut judged = [(0, false); TRUSTS];
-        let mut of_model = (0, false);
+        let (mut of_model, mut of_head) = ((0, false), (0, false));
         for (at, guess) in (0..drafted).zip(&self.guesses) {
             let kind = self.tally.kinds.entry(guess.kind).or_default();
             *kind = (kind.0 + 1, kind.1 + u32::from(at < right));
@@ -360,12 +451,17 @@ impl Drafting {
             let found =
                 |seen: (u32, bool)| (seen.0 + u32::from(at < right), seen.1 || (at == right && !stop));
             *seen = found(*seen);
-            if guess.kind == DraftedBy::Model {
-                of_model = found(of_model);
+            match guess.kind {
+                DraftedBy::Model => of_model = found(of_model),
+                DraftedBy::Head => of_head = found(of_head),
+                DraftedBy::Lookup | DraftedBy::Grammar => {}
             }
         }
         self.odds.iter_mut().zip(judged).for_each(|(odds, (right, missed))| odds.judge(right, missed));
         let mut spent_ms = 0.0;
+        if let Some(head) = &mut self.head {
+            head.odds.judge(of_head.0, of_head.1);
+        }
         if let Some(model) = &mut self.model {
             model.odds.judge(of_model.0, of_model.1);
             spent_ms = std::mem::take(&mut model.spent_ms);

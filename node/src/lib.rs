@@ -17,6 +17,7 @@ pub mod content;
 pub mod control;
 pub mod conversations;
 pub mod daemon;
+pub mod distill;
 mod doors;
 pub mod drafting;
 pub mod encode;

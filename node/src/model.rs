@@ -8,6 +8,7 @@ use std::{
 use api::choice::Draft;
 use scheduler::AttentionKind;
 use shard::{
+    draft::DraftHead,
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
     kernels::{Cores, Cpu, Isa, panel_file::PanelFile, threads::Pool},
@@ -42,10 +43,14 @@ pub struct Model {
     pub template: Result<Option<Template>, String>,
     /// All layers and both ends.
     pub executor: Box<dyn Executor>,
+    /// What computes them.
+    pub device: Device,
     /// Most positions a session may hold.
     pub ctx: usize,
     /// The model that drafts for it, if one does.
     pub drafter: Option<ModelDrafter>,
+    /// What guesses its next tokens from its hidden states, if something does.
+    pub draft_head: Option<DraftHead>,
     /// The processors its threads are bound to, claimed for as long as it is there.
     _cores: Option<Cores>,
 }
@@ -65,6 +70,7 @@ pub struct Prepared {
     located: Option<Located>,
     /// The draft model's name and file.
     drafter: Option<(String, Option<Located>)>,
+    head: Option<Located>,
     threads: usize,
     cores: Option<Cores>,
 }
@@ -76,6 +82,7 @@ impl Prepared {
     /// # Errors
     /// Those of [`library::locate`].
     pub fn confined(args: &EngineArgs) -> Result<Self> {
+        without_head(args)?;
         Self::drafted(args, None)
     }
 
@@ -84,10 +91,11 @@ impl Prepared {
         let located = with_panels(library::locate(&args.model)?, args)?;
         let drafter =
             drafter.map(|name| Ok::<_, Error>((name.to_owned(), library::locate(name)?))).transpose()?;
+        let head = args.draft_head.as_deref().map(Located::open).transpose()?;
         let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
         let cores = (!args.no_pin).then(|| Cores::claim(threads)).flatten();
         confine::command(&args.device.to_string());
-        Ok(Self { located, drafter, threads, cores })
+        Ok(Self { located, drafter, head, threads, cores })
     }
 
     /// Looks into the file.
@@ -119,6 +127,7 @@ impl Model {
     /// # Errors
     /// Those of [`library::locate`], and of the engine for a file that is not sound.
     pub fn load(args: &EngineArgs) -> Result<Self> {
+        without_head(args)?;
         let _waiting = Waiting::start("loading the model");
         Self::of(with_panels(library::locate(&args.model)?, args)?.as_ref(), args, device(args)?)
     }
@@ -129,6 +138,7 @@ impl Model {
     /// # Errors
     /// As for [`Self::load`] and [`writes`].
     pub fn load_confined(args: &EngineArgs) -> Result<Self> {
+        without_head(args)?;
         Self::load_drafted(args, None)
     }
 
@@ -145,6 +155,7 @@ impl Model {
         if let Some((name, located)) = &prepared.drafter {
             model.draft_with(name, located.as_ref(), &on_cpu(&device, || prepared.cpu(args))?)?;
         }
+        model.foresee_with(prepared.head.as_ref())?;
         Ok(Self { _cores: prepared.cores, ..model })
     }
 
@@ -165,6 +176,16 @@ impl Model {
         let bytes = |executor: &dyn Executor| executor.bytes_per_token(0) as f64;
         let share = bytes(&*executor) / bytes(&*self.executor).max(1.0);
         self.drafter = Some(ModelDrafter { name: name.to_owned(), executor, share });
+        Ok(())
+    }
+
+    /// Has the draft head in a file that is open already guess next tokens, if there is one.
+    ///
+    /// # Errors
+    /// A usage error on a device that keeps no hidden states; those of [`DraftHead::load`].
+    pub fn foresee_with(&mut self, located: Option<&Located>) -> Result<()> {
+        let head = located.map(|located| draft_head(located, &self.gguf, &self.tokenizer, &self.device));
+        self.draft_head = head.transpose()?;
         Ok(())
     }
 
@@ -199,8 +220,10 @@ impl Model {
             tokenizer,
             template,
             executor,
+            device,
             ctx,
             drafter: None,
+            draft_head: None,
             _cores: None,
         })
     }
@@ -209,6 +232,30 @@ impl Model {
     pub fn workspace(&self, logit_rows: usize) -> Result<Workspace> {
         let rows = CHUNK_ROWS.min(self.ctx).max(logit_rows);
         Ok(Workspace::new(&*self.executor, Capacity { rows, items: 1, logit_rows })?)
+    }
+}
+
+/// The draft head in a file that is open already, for the model in `gguf`, which computes on `device`.
+///
+/// # Errors
+/// A usage error on a device that keeps no hidden states; those of [`DraftHead::load`].
+pub(crate) fn draft_head(
+    located: &Located,
+    gguf: &Arc<Gguf>,
+    tokenizer: &Tokenizer,
+    device: &Device,
+) -> Result<DraftHead> {
+    let cpu = device.cpu().ok_or_else(|| {
+        Error::usage("a draft head reads hidden states, which this device keeps to itself; say --device cpu")
+    })?;
+    Ok(DraftHead::load(&library::parse(Some(located))?, gguf, tokenizer.digest(), cpu)?)
+}
+
+/// Refuses a draft head where nothing is drafted.
+fn without_head(args: &EngineArgs) -> Result<()> {
+    match args.draft_head {
+        None => Ok(()),
+        Some(_) => Err(Error::usage("--draft-head is for commands that answer: run, chat, serve and join")),
     }
 }
 

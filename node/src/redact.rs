@@ -125,6 +125,12 @@ impl Debug for ipc::DraftIds {
     }
 }
 
+impl Debug for ipc::Foreseen {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        Debug::fmt(&Hidden(self.guesses.len(), "ids"), f)
+    }
+}
+
 impl Debug for ipc::Top {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Top").finish_non_exhaustive()
@@ -280,6 +286,7 @@ mod tests {
             logprob: None,
             top: Vec::new(),
             forced: ipc::DraftIds(vec![ID]),
+            foreseen: ipc::Foreseen::default(),
             prompt: Vec::new(),
         }]);
         let token = Progress::Token {

@@ -8,18 +8,25 @@
 //! |---|---|---|
 //! | [`DraftedBy::Lookup`] | what followed the last time that the text ended so | [`Lookup`] |
 //! | [`DraftedBy::Grammar`] | what the form of the answer leaves no choice about | the process that knows the form |
+//! | [`DraftedBy::Head`] | what a small network makes of the model's own hidden state | [`DraftHead`] |
 //! | [`DraftedBy::Model`] | what a smaller model of the same vocabulary would say | [`DraftModel`] |
 //!
 //! How sure a guess is depends on its kind and on how far the text agrees with the place it was found at ([`Guess::trust`]);
 //! how often guesses of a trust are right is measured while the answer runs, and how many are worth their rows is
 //! `scheduler::depth`'s to say.
 
+mod head;
 mod lookup;
 mod model;
+mod samples;
+mod train;
 
 pub use self::{
+    head::{ARCHITECTURE as HEAD_ARCHITECTURE, DraftHead, HeadParts, HeadSampler},
     lookup::Lookup,
     model::{DraftModel, DraftSampler, DraftToken},
+    samples::Samples,
+    train::{DEPTH, Judged, Trainer, Training},
 };
 
 /// What guessed a token.
@@ -29,19 +36,22 @@ pub enum DraftedBy {
     Lookup,
     /// The form of the answer.
     Grammar,
+    /// [`DraftHead`].
+    Head,
     /// [`DraftModel`].
     Model,
 }
 
 impl DraftedBy {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Lookup, Self::Grammar, Self::Model];
+    pub const ALL: [Self; 4] = [Self::Lookup, Self::Grammar, Self::Head, Self::Model];
 
     /// The word users read and write.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lookup => "lookup",
             Self::Grammar => "grammar",
+            Self::Head => "head",
             Self::Model => "model",
         }
     }
@@ -59,12 +69,13 @@ pub struct Guess {
 }
 
 /// Kinds of guesses that are told apart by how often they are right.
-pub const TRUSTS: usize = 10;
+pub const TRUSTS: usize = 14;
 
 /// How often guesses of each trust are right before any was judged: lookup by how far the text agrees, then the form, as
-/// SmolLM2-135M has them over stories, summaries, code edits and JSON; then a model by how likely it finds its guess, as if it
-/// knew.
-pub const PRIORS: [f64; TRUSTS] = [0.1, 0.25, 0.6, 0.75, 0.9, 0.97, 0.15, 0.35, 0.65, 0.9];
+/// SmolLM2-135M has them over stories, summaries, code edits and JSON; then a model and a head by how likely they find their
+/// guess, as if they knew.
+pub const PRIORS: [f64; TRUSTS] =
+    [0.1, 0.25, 0.6, 0.75, 0.9, 0.97, 0.15, 0.35, 0.65, 0.9, 0.15, 0.35, 0.65, 0.9];
 
 /// The trust of what a form forces.
 const FORCED: usize = 5;
@@ -72,13 +83,22 @@ const FORCED: usize = 5;
 impl Guess {
     /// What a model says.
     pub fn of_model(said: DraftToken) -> Self {
-        let trust = match said.chance {
-            p if p < 0.25 => 6,
-            p if p < 0.5 => 7,
-            p if p < 0.8 => 8,
-            _ => 9,
-        };
-        Self { token: said.token, kind: DraftedBy::Model, trust }
+        Self { token: said.token, kind: DraftedBy::Model, trust: 6 + sureness(said) }
+    }
+
+    /// What a head says.
+    pub fn of_head(said: DraftToken) -> Self {
+        Self { token: said.token, kind: DraftedBy::Head, trust: 10 + sureness(said) }
+    }
+}
+
+/// How sure of a guess its drafter is, 0 to 3.
+fn sureness(said: DraftToken) -> usize {
+    match said.chance {
+        p if p < 0.25 => 0,
+        p if p < 0.5 => 1,
+        p if p < 0.8 => 2,
+        _ => 3,
     }
 }
 

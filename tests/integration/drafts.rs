@@ -10,6 +10,7 @@ use std::{
 use harness::{
     Shoal, data, http,
     node::Node,
+    prompt::Prompt,
     root,
     wires::{Mood, Wires},
 };
@@ -98,7 +99,7 @@ fn drafts_change_no_token() {
     assert!(drafts["tokens_per_pass"].as_f64() > Some(1.5), "{drafted}");
     let refused = form("eagle");
     let why = refused["error"]["message"].as_str().unwrap_or_default();
-    assert!(why.contains("draft") && why.contains("lookup and grammar"), "{refused}");
+    assert!(why.contains("draft") && why.contains("lookup, grammar and head"), "{refused}");
 }
 
 /// Alone, too: no token is another one, whatever drafts, and a conversation goes on from what it kept. With `SHOAL_DRAFT` every
@@ -188,6 +189,79 @@ fn a_draft_model_changes_no_token() {
     assert!(code != 0 && why.contains("their vocabularies differ"), "{why}");
 }
 
+/// A head that learned from few answers changes no token, alone (`run`, `serve`) and through a swarm that loses a node in the middle; one
+/// of another model is refused, and so is one where nothing drafts. With `SHOAL_DRAFT` every draft is sent.
+#[test]
+fn a_draft_head_changes_no_token() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let (head, shoal) = (home("minnow.draft.gguf"), Shoal::new());
+    let head = head.to_str().unwrap();
+    let few = ["--answer-tokens", "10000", "--width", "64", "--vocabulary", "512", "--epochs", "30"];
+    let distill = ["distill", "--output", head, "--json"];
+    let made = shoal.json([&distill[..], &few].concat(), "");
+    assert!(made["tokens"].as_u64() >= Some(10_000) && made["right"][0].as_f64() > Some(0.05), "{made}");
+    let (code, why) = shoal.fails(distill, "");
+    assert!(code != 0 && why.contains("exists"), "{why}");
+
+    let every = [("SHOAL_DRAFT", "5:1")];
+    let count = |line: &Value, what: &str| line["drafts"][what].as_u64().unwrap_or(0);
+    for more in [&[][..], &["--temperature", "0.8", "--top-p", "0.95", "--seed", "7"]] {
+        let run = |draft: &[&str]| {
+            let args = ["run", "--json", "-n", "40"];
+            shoal.json_in([&args, more, draft, &["Tell me of a bear."]].concat(), "", &every)
+        };
+        let (plain, drafted) = (run(&["--draft", "off"]), run(&["--draft", "head", "--draft-head", head]));
+        assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
+        assert_eq!(drafted["drafts"]["by"], json!(["head"]));
+        assert!(
+            count(&drafted, "right") > 3 && count(&drafted, "right") < count(&drafted, "proposed"),
+            "{drafted}"
+        );
+    }
+
+    let draft = ["--ask-only", "--api", "127.0.0.1:0", "--draft-head", head];
+    let asks = Node::start_with(&home("a"), &draft, &every);
+    let serve = |name: &str, layers: &str| {
+        Node::start(&home(name), &["--layers", layers, "--threads", "1", "--peer", asks.tcp()])
+    };
+    let (_b, mut twins) = (serve("b", "1..4"), [serve("c", "4..7"), serve("d", "4..7")]);
+    asks.meets(3);
+    agree(&asks);
+    for sampled in [&[][..], &["--temperature", "0.8", "--seed", "7"]] {
+        let ask = |draft: &str| {
+            let args = ["run", "--via", "swarm", "-n", "60", "--verify", "off", "--draft", draft];
+            asks.ask(&[&args, sampled, &["Tell me of a bear."]].concat())
+        };
+        let (plain, drafted) = (ask("off"), ask("head"));
+        assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
+        assert!(count(&drafted, "right") > 3, "{drafted}");
+    }
+    let args = ["-n", "120", "--verify", "off", "--draft", "head", "Tell me of a bear."];
+    let mut prompt = Prompt::run(&asks.home, args);
+    while prompt.tokens.len() < 15 && prompt.step() {}
+    let route = prompt.route.to_string();
+    let dies = twins.iter_mut().find(|node| route.contains(&node.name)).unwrap_or_else(|| panic!("{route}"));
+    dies.child.kill().unwrap();
+    while prompt.step() {}
+    let (last, plain) = (
+        prompt.last.take().unwrap(),
+        asks.ask(&["run", "--via", "swarm", "-n", "120", "--draft", "off", "Tell me of a bear."]),
+    );
+    assert_eq!(ids(&last), ids(&plain), "{last}");
+    assert!(last["faults"] != json!([]) && count(&last, "right") > 3, "{last}");
+
+    let (code, why) = shoal
+        .fails(["run", "--draft-head", root().join("shard/minnow/minnow.gguf").to_str().unwrap(), "Hi"], "");
+    assert!(code != 0 && why.contains("no draft head"), "{why}");
+    let other = data("families/qwen2.gguf");
+    let (code, why) =
+        shoal.fails(["run", "--model", other.to_str().unwrap(), "--draft-head", head, "Hi"], "");
+    assert!(code != 0 && why.contains("another model"), "{why}");
+    let (code, why) = shoal.fails(["eval", "--tokens", "1", "--draft-head", head], "");
+    assert!(code != 0 && why.contains("--draft-head is for"), "{why}");
+}
+
 /// `shoal chat --via swarm` is answered by the node that runs here, which keeps what a conversation has computed.
 #[test]
 fn a_conversation_through_the_swarm_goes_on_from_what_was_kept() {
@@ -217,7 +291,7 @@ fn a_conversation_through_the_swarm_goes_on_from_what_was_kept() {
 }
 
 /// Prompts of the figures: what they are called, the prompt, and the form of the answer.
-fn figures() -> [(&'static str, String, Option<Value>); 4] {
+fn figures() -> Vec<(&'static str, String, Option<Value>)> {
     let code = (0..8).map(|n| format!(
         "def area_{n}(width, height):\n    \"\"\"Return the area of rectangle {n}.\"\"\"\n    result = width * height\n    return result\n\n"
     ));
@@ -230,8 +304,16 @@ fn figures() -> [(&'static str, String, Option<Value>); 4] {
                 "properties": {"country_of_destination": {"enum": ["France", "Germany", "Spain"]}, "postal_code": {"type": "integer", "minimum": 0, "maximum": 99999}}},
             "requested_delivery_window": {"enum": ["morning", "afternoon", "evening"]},
             "contains_fragile_items": {"type": "boolean"}}});
-    [
-        ("prose", "Tell me a story about a fox who finds a lantern in the snow.".into(), None),
+    // None of these is among the prompts of `shoal distill`.
+    let prose = [
+        "Tell me a story about a fox who finds a lantern in the snow.",
+        "Why is the sky blue, and why is it red in the evening?",
+        "Describe what two astronauts talk about on their way to Mars.",
+        "What should I pack for a hike of three days in autumn, and why?",
+        "Write about the life of an inventor who was never famous.",
+    ];
+    let prose = prose.into_iter().map(|prompt| ("prose", prompt.to_owned(), None));
+    prose.chain([
         (
             "summary",
             format!(
@@ -248,7 +330,8 @@ fn figures() -> [(&'static str, String, Option<Value>); 4] {
             None,
         ),
         ("JSON", "Write the delivery order of customer 42, who lives in Paris.".into(), Some(schema)),
-    ]
+    ])
+    .collect()
 }
 
 /// An answer through the API of `asks`: ids are not shown there, so the text, and the report.
@@ -273,7 +356,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn figures_of_drafts() {
     if std::env::var_os("SHOAL_FIGURES").is_none() {
         println!(
-            "skipped: SHOAL_FIGURES=1 measures, and prints what it measured; SHOAL_MODEL names a .gguf file"
+            "skipped: SHOAL_FIGURES=1 measures, and prints what it measured; SHOAL_MODEL and SHOAL_HEAD name .gguf files"
         );
         return;
     }
@@ -285,7 +368,9 @@ fn figures_of_drafts() {
         let common = ["--model", &model, "--listen", "/ip4/127.0.0.1/tcp/0"];
         Node::start(&folder.path().join(name), &[&common, args].concat())
     };
-    let asks = start("a", &["--ask-only", "--api", "127.0.0.1:0"]);
+    let head = std::env::var("SHOAL_HEAD").unwrap_or_default();
+    let head = if head.is_empty() { Vec::new() } else { vec!["--draft-head", &head] };
+    let asks = start("a", &[&["--ask-only", "--api", "127.0.0.1:0"][..], &head].concat());
     let half = layers / 2;
     let (first, second) = (format!("1..{half}"), format!("{half}..{}", layers - 1));
     let to =

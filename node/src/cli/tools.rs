@@ -85,6 +85,38 @@ pub struct EvalArgs {
     pub json: bool,
 }
 
+/// `shoal distill`
+#[derive(Debug, Args)]
+pub struct DistillArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// Where the draft head goes; a file with something in it is not overwritten
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Prompts to answer, one a line, instead of this program's; `-` reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Tokens of answers to learn from
+    #[arg(long, default_value_t = 500_000)]
+    pub answer_tokens: usize,
+    /// How often each is read
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub epochs: u32,
+    /// Width of the network; a guess reads six bytes of it for each value of a row
+    #[arg(long, default_value_t = 1_536, value_parser = clap::value_parser!(u32).range(32..=65_536))]
+    pub width: u32,
+    /// Tokens that it may guess: those that the answers have most often
+    #[arg(long, default_value_t = 8_192, value_parser = clap::value_parser!(u32).range(64..))]
+    pub vocabulary: u32,
+    /// Of everything that is drawn
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `shoal privacy ...`
 #[derive(Debug, Subcommand)]
 pub enum PrivacyCommand {

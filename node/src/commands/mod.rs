@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod consent;
 mod convert;
+mod distill;
 mod eval;
 mod identity;
 mod inspect;
@@ -83,6 +84,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Distill(args) => distill::run(args),
         Command::Privacy(PrivacyCommand::Audit(args)) => privacy::audit(args),
         Command::Convert(args) => convert::run(args),
         Command::Config(command) => config::run(command, cli.global.config),

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use api::choice::Draft;
 use scheduler::{AttentionKind, LayerRange, NodeId, depth::Depth, session::MAX_DRAFT};
+use shard::draft::DraftToken;
 use tokio::time::timeout;
 
 pub use crate::drafting::Tally;
 use crate::{
     drafting::{Drafting, FEW_ROWS},
-    worker::{DraftSeat, Fault},
+    worker::{DraftSeat, Fault, Foreseen},
 };
 
 /// What drafts a prompt's tokens, and what is believed of its steps before any was timed.
@@ -33,6 +34,8 @@ pub struct DraftTerms {
     pub plain_ms: f64,
     /// One more row, ms.
     pub row_ms: f64,
+    /// Bytes that the model's draft head reads for a guess, where it has one.
+    pub head_bytes: Option<u64>,
 }
 
 /// A guess is waited for as long as so many are believed to take; in between nothing else of the prompt happens.
@@ -79,6 +82,7 @@ impl Drafts {
         let depth = Depth::new(terms.plain_ms, terms.row_ms);
         let mut drafting = Drafting::new(&terms.choice, terms.goes_back, depth);
         drafting.end_within(terms.attention);
+        terms.head_bytes.into_iter().for_each(|bytes| drafting.ask_head(bytes));
         if drafts_for_tests() {
             drafting.send_all();
             #[cfg(debug_assertions)]
@@ -96,6 +100,17 @@ impl Drafts {
         if !self.by_oracle {
             self.drafting.ask_model(seat.guess_ms() / self.plain_ms.max(1e-3));
         }
+    }
+
+    /// How many tokens the draft head is to guess behind the step that is under way.
+    pub(super) fn foresees(&self) -> u8 {
+        u8::try_from(self.drafting.foresees()).unwrap_or(u8::MAX)
+    }
+
+    /// What the draft head guesses to follow the step that was drawn.
+    pub(super) fn foreseen(&mut self, foreseen: &Foreseen) {
+        let said = foreseen.guesses.iter().map(|&(token, chance)| DraftToken { token, chance });
+        self.drafting.foreseen(said, f64::from(foreseen.us) / 1e3);
     }
 
     /// As [`Self::propose`], asking the draft model at `seat` where that pays.
@@ -360,6 +375,7 @@ mod tests {
                 attention: AttentionKind::Dense,
                 plain_ms: 300.0,
                 row_ms: 4.0,
+                head_bytes: None,
             };
             Drafts::new(SessionId::numbered(3), &terms)
         };
@@ -388,6 +404,7 @@ mod tests {
             attention: AttentionKind::Dense,
             plain_ms: 300.0,
             row_ms: 4.0,
+            head_bytes: None,
         };
         let mut drafts = Drafts::new(SessionId::numbered(3), &terms);
         // Behind 5, 6, 7 the text went on with 8, 9 before.

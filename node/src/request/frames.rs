@@ -288,6 +288,7 @@ impl RequestDriver {
         let ids: Vec<u32> = sampled.iter().map(|token| token.id).collect();
         let count = ids.len() as u32;
         let certain = last.forced.0.clone();
+        self.state.drafts.foreseen(&last.foreseen);
         self.state.report.said.met = last.met.clone();
         // The tokens known until now end the prompt, or a step.
         let ms = (!self.state.report.said.ids.is_empty()).then(|| self.state.timing.step_ms());

@@ -210,7 +210,18 @@ impl Running {
             let rows = 64.min(have - from);
             let zeros = vec![0; 4 * (rows * self.stage.hidden) as usize];
             let (input, want, draft) = (JobInput::Wire(Wire::Raw, zeros), Want::Nothing, DraftIds::default());
-            let _ = worker.run(Job { session, epoch, layer, from, rows, input, want, attempt: 0, draft });
+            let _ = worker.run(Job {
+                session,
+                epoch,
+                layer,
+                from,
+                rows,
+                input,
+                want,
+                attempt: 0,
+                draft,
+                foresee: 0,
+            });
         }
         let it = (self.stage.hidden, self.stage.class);
         let mut word = CommitmentChain::new(&lease, self.stage.requester, it, clock::receipt_s(), epoch);

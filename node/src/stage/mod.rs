@@ -385,6 +385,7 @@ impl Running {
             want: Want::Activations,
             attempt: header.attempt,
             draft: DraftIds::default(),
+            foresee: 0,
         };
         let worker = self.stage.worker.get();
         if worker.run(job).is_ok() {

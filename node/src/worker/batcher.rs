@@ -323,7 +323,7 @@ impl<'m> Batcher<'m> {
             Want::Sample => {
                 let draft = &job.run.draft.0;
                 let most = workspace.top(index).len() / (draft.len() + 1);
-                let vocab = self.model.blueprint().vocab;
+                let (vocab, width) = (self.model.blueprint().vocab, self.model.blueprint().hidden);
                 if !workspace.spread_top(index, (most, vocab), &mut self.logits) {
                     self.logits.extend_from_slice(workspace.logits(index));
                 }
@@ -333,7 +333,12 @@ impl<'m> Batcher<'m> {
                     .conductor(ipc::session(job.run.session))
                     .ok_or_else(|| Error::usage("the session does not conduct here"))
                     .and_then(|conductor| {
-                        let chosen = conductor.choose_all(&mut self.logits, position, draft)?;
+                        let mut chosen = conductor.choose_all(&mut self.logits, position, draft)?;
+                        let row = chosen.len().saturating_sub(1) * width;
+                        let state = workspace.states(index).get(row..row + width);
+                        if let (Some(state), Some(last)) = (state, chosen.last_mut()) {
+                            last.foreseen = conductor.foresee(state, job.run.foresee.into())?;
+                        }
                         let prompt = conductor.prompt(&chosen);
                         let payload =
                             if prompt.is_empty() { Vec::new() } else { ipc::prompt_to_bytes(&prompt)? };
@@ -375,13 +380,14 @@ mod tests {
 
     use super::*;
     use crate::worker::{
+        Measure,
         ipc::{DraftIds, Load, Open},
-        load::open_device,
+        load::{Files, open_device},
     };
 
     fn load(layers: (u32, u32)) -> Loaded {
         let asked = asked(layers);
-        Loaded::load(&asked, (None, None), open_device(&asked).unwrap()).unwrap()
+        Loaded::load(&asked, Files::default(), open_device(&asked).unwrap()).unwrap()
     }
 
     fn asked(layers: (u32, u32)) -> Load {
@@ -395,11 +401,11 @@ mod tests {
             threads: Some(1),
             isa: None,
             device: ("cpu".into(), None),
-            tried: false,
             kv_bytes: u64::MAX,
             processors: Vec::new(),
             nice: false,
-            measure: true,
+            measure: Measure::Speed,
+            draft_head: None,
             state_secret: None,
         }
     }
@@ -427,7 +433,19 @@ mod tests {
     fn job(job: u64, session: u64, layer: u32, rows: u32) -> Asked {
         let session = bytes(session);
         let (want, draft) = (Want::Nothing, DraftIds::default());
-        let run = Run { job, session, epoch: 1, attempt: 0, layer, from: 0, rows, wire: None, want, draft };
+        let run = Run {
+            job,
+            session,
+            epoch: 1,
+            attempt: 0,
+            layer,
+            from: 0,
+            rows,
+            wire: None,
+            want,
+            draft,
+            foresee: 0,
+        };
         (Ask::Run(run), Vec::new())
     }
 
@@ -511,7 +529,9 @@ mod tests {
         let path = file.path().as_os_str().as_encoded_bytes().to_vec();
         let asked = Load { file: Some((path, contents.len() as u64, false)), ..asked((1, 3)) };
         let device = open_device(&asked).unwrap();
-        let model = Loaded::load(&asked, (Some(file.reopen().unwrap()), None), device).unwrap();
+        let model =
+            Loaded::load(&asked, Files { model: Some(file.reopen().unwrap()), ..Files::default() }, device)
+                .unwrap();
         let mut engine = Batcher::new(&model, u64::MAX).unwrap();
         open(&mut engine, 1, (1, 3), &[]);
         let mut rows = |from: u32, rows: u32| {
@@ -531,6 +551,7 @@ mod tests {
                 wire,
                 want: Want::Activations,
                 draft,
+                foresee: 0,
             };
             let mut given = None;
             engine.run(vec![(run, payload)], &mut |tell, payload| given = Some((tell, payload)));

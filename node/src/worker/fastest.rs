@@ -14,7 +14,7 @@ use p2p::wire::announce::Class;
 use shard::executor::{DeviceName, GpuName};
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{Fault, Measure, Output, Ready, Spec, Worker, spawn_rehearsed};
+use super::{Fault, Manners, Measure, Output, Ready, Spec, Worker, spawn_rehearsed};
 
 /// Tokens of the prompt that decides.
 const PROMPT: f64 = 256.0;
@@ -53,7 +53,13 @@ pub fn failed(device: DeviceName, why: &str) -> String {
 async fn measured(spec: &mut Spec) -> Result<(Spawned, Option<String>), Fault> {
     let gpu = DeviceName::Gpu(GpuName { rest_on_cpu: true, ..GpuName::numbered(0) });
     // The processor's threads are measured on cores of their own.
-    let on_gpu = Spec { device: gpu, measure: Measure::Trial, class: None, pin: false, ..spec.clone() };
+    let on_gpu = Spec {
+        device: gpu,
+        measure: Measure::Trial,
+        class: None,
+        manners: Manners { pin: false, ..spec.manners },
+        ..spec.clone()
+    };
     let (device, trouble) = match timeout(TRIAL, spawn_rehearsed(on_gpu)).await {
         Ok(Ok(spawned)) if spawned.1.class == Class::D1 => (Some(spawned), None),
         Ok(Ok((worker, ..))) => {

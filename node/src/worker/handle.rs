@@ -77,7 +77,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     };
     let threads = spec.threads.unwrap_or_else(Pool::physical_cores);
     // The child may open no file: what it computes on is claimed here, and given back when the worker is dropped.
-    let cores = spec.pin.then(|| Cores::claim(threads)).flatten();
+    let cores = spec.manners.pin.then(|| Cores::claim(threads)).flatten();
     let file = match &spec.source {
         Source::Embedded => None,
         // The child may open no file.
@@ -92,13 +92,16 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
             })
         }
     };
+    let head = spec.draft_head.as_deref().map(Located::open).transpose();
+    let head = head.map_err(|error| Fault::Refused(format!("the draft head: {error}")))?;
     let verify = match (&file, spec.model) {
         (Some(file), Some(model)) => {
             identity::must_be_hashed(&file.path, &file.file, model).await.map_err(Fault::Refused)?
         }
         _ => false,
     };
-    let mut load = load(&spec, threads, cores.as_ref(), file.as_ref(), verify).map_err(dead)?;
+    let mut load =
+        load(&spec, threads, cores.as_ref(), (file.as_ref(), head.as_ref()), verify).map_err(dead)?;
     let lent = if spec.measure == Measure::Trial { None } else { spec.room.lend(spec.model) };
     load.state_secret = lent.as_ref().map(|(ticket, _)| ticket.secret);
     let (ours, theirs) = StdStream::pair().map_err(dead)?;
@@ -108,6 +111,9 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     if let Some(file) = &file {
         descriptors::send(&ours, &[&file.file]).map_err(dead)?;
         file.panels.iter().try_for_each(|panels| descriptors::send(&ours, &[&**panels])).map_err(dead)?;
+    }
+    if let Some(head) = &head {
+        descriptors::send(&ours, &[&head.file]).map_err(dead)?;
     }
     if let Some((ticket, _)) = &lent {
         descriptors::send(&ours, &[&ticket.file]).map_err(dead)?;
@@ -185,7 +191,7 @@ fn load(
     spec: &Spec,
     threads: usize,
     cores: Option<&Cores>,
-    file: Option<&Located>,
+    (file, head): (Option<&Located>, Option<&Located>),
     verify: bool,
 ) -> io::Result<ipc::Load> {
     let processors = cores.map_or(&[][..], Cores::processors);
@@ -201,11 +207,11 @@ fn load(
         threads: Some(threads as u32),
         isa: spec.isa.clone(),
         device: (spec.device.to_string(), pipelines),
-        tried: spec.measure == Measure::Trial,
         kv_bytes: spec.kv_bytes,
         processors: processors.iter().map(|processor| *processor as u32).collect(),
-        nice: spec.nice,
-        measure: spec.measure != Measure::Nothing,
+        nice: spec.manners.nice,
+        measure: spec.measure,
+        draft_head: head.map(|head| (head.path.as_os_str().as_bytes().to_vec(), head.bytes)),
         state_secret: None,
     })
 }
@@ -395,6 +401,7 @@ impl Worker {
             wire,
             want: job.want,
             draft: job.draft,
+            foresee: job.foresee,
         };
         let frame = Frame::new(&Ask::Run(run), payload).map_err(|error| Fault::Refused(error.to_string()))?;
         let bytes = frame.len();

@@ -13,6 +13,7 @@ use blake3::Hasher;
 use scheduler::{CacheType, LayerRange, LayerSet, ModelId, SessionKind, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
+    draft::DraftHead,
     executor::{self, Class, Device, DeviceName, Ends, Executor, Options},
     gguf::Gguf,
     golden,
@@ -22,6 +23,7 @@ use shard::{
 };
 
 use super::{
+    Measure,
     ipc::{self, Load, TextKind},
     ready::SHARES,
 };
@@ -36,8 +38,16 @@ use crate::{
 /// Positions among which what a session costs anyway is shared: a page of those that have pages.
 const SHARE: usize = 256;
 
-/// The model's file, and that of its panels.
-pub(super) type Files = (Option<File>, Option<Arc<File>>);
+/// What the daemon has opened.
+#[derive(Default)]
+pub(super) struct Files {
+    /// The model's file.
+    pub(super) model: Option<File>,
+    /// That of its panels.
+    pub(super) panels: Option<Arc<File>>,
+    /// That of its draft head.
+    pub(super) head: Option<File>,
+}
 
 /// One model's layers, and what turns text into ids and back.
 pub(super) struct Loaded {
@@ -57,6 +67,8 @@ pub(super) struct Loaded {
     pub(super) costs: LayerCosts,
     /// What is wrong with the tokenizer matters only to who conducts.
     pub(super) tokenizer: Result<Tokenizer, String>,
+    /// What guesses its next tokens, where the end of the model is here.
+    pub(super) draft_head: Option<DraftHead>,
     template: Result<Option<Template>, String>,
     /// Made when the first answer must have a form: it reads the whole vocabulary.
     constraints: OnceLock<Result<Constraints, String>>,
@@ -64,8 +76,9 @@ pub(super) struct Loaded {
 
 impl Loaded {
     /// Maps the file, `None` for the embedded model, and packs the layers.
-    pub(super) fn load(load: &Load, files: Files, device: Device) -> Result<Self> {
+    pub(super) fn load(load: &Load, mut files: Files, device: Device) -> Result<Self> {
         let started = Instant::now();
+        let head = files.head.take();
         let (gguf, id) = open(load, files)?;
         let gguf = Arc::new(gguf);
         let blueprint = Blueprint::from_gguf(&gguf)?;
@@ -96,9 +109,20 @@ impl Loaded {
         if stages.is_empty() {
             return Err(Error::usage("a worker without layers: name some, or none for all"));
         }
+        let tokenizer = Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string());
+        let ends = set.ranges().last().is_some_and(|range| range.end() == num_layers);
+        let draft_head = match (head, &load.draft_head, &tokenizer) {
+            (Some(file), Some((path, bytes)), Ok(tokenizer)) if ends => {
+                let located =
+                    Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new(), panels: None };
+                Some(model::draft_head(&located, &gguf, tokenizer, &device)?)
+            }
+            _ => None,
+        };
         Ok(Self {
             model: id,
             name: name(&gguf, load),
+            draft_head,
             device,
             exact,
             stages,
@@ -106,7 +130,7 @@ impl Loaded {
             layer_bytes: model::layer_bytes(&gguf) / u64::from(num_layers.max(1)),
             costs: layer_costs(&blueprint, &gguf)?,
             load_ms: started.elapsed().as_secs_f64() * 1e3,
-            tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string()),
+            tokenizer,
             template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),
             constraints: OnceLock::new(),
         })
@@ -219,7 +243,7 @@ pub(super) fn open_device(load: &Load) -> Result<Device> {
     let pipelines = load.device.1.as_deref().map(|path| Path::new(OsStr::from_bytes(path)));
     let on = || model::cpu(load.isa.as_deref(), Pool::on(threads, processors));
     let device = Device::open(wanted, pipelines, on)?;
-    if load.tried && device.is_software() && !tries_software() {
+    if load.measure == Measure::Trial && device.is_software() && !tries_software() {
         return Err(Error::usage(format!(
             "{wanted} is a software device, which is slower than the processor"
         )));
@@ -244,7 +268,7 @@ fn is_exact(device: &Device, known: Option<bool>) -> Result<bool> {
     }
 }
 
-fn open(load: &Load, (file, panels): Files) -> Result<(Gguf, ModelId)> {
+fn open(load: &Load, Files { model: file, panels, .. }: Files) -> Result<(Gguf, ModelId)> {
     let Some((path, bytes, _)) = &load.file else {
         let id = load.model.unwrap_or_else(library::embedded_hash);
         return Ok((library::parse(None)?, ModelId::new(id)));

@@ -53,6 +53,7 @@ mod shared;
 use std::{fmt, path::PathBuf, time::Duration};
 
 use api::inference::Format;
+use bincode::{Decode, Encode};
 use p2p::{
     codec::{self, Wire},
     wire::announce::Class,
@@ -68,7 +69,7 @@ pub use assigned::Assigned;
 pub use drafts::{DraftSeat, DraftTo, MAX_DRAFTS};
 pub use fastest::{failed, spawn_fastest};
 pub use handle::{Worker, spawn};
-pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Trouble, Want};
+pub use ipc::{DraftIds, Fault, Foreseen, PromptToken, Sampled, TextKind, Top, Trouble, Want};
 pub use poison::PoisonGuard;
 pub use ready::{Abilities, Memory, Ready, Times, Vocabulary};
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
@@ -97,7 +98,7 @@ pub enum Source {
 }
 
 /// What a worker measures at load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Measure {
     /// Nothing.
     Nothing,
@@ -105,6 +106,15 @@ pub enum Measure {
     Speed,
     /// The same, of a device that is tried for `--device auto`, which takes no software device.
     Trial,
+}
+
+/// How its threads share the machine with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manners {
+    /// Whether they stay on their processors.
+    pub pin: bool,
+    /// Whether they give way to other programs.
+    pub nice: bool,
 }
 
 /// What a worker is started for.
@@ -132,10 +142,10 @@ pub struct Spec {
     pub kv_bytes: u64,
     /// Of which these workers together take no more than there is.
     pub room: Room,
-    /// Whether compute threads stay on their processor.
-    pub pin: bool,
-    /// Whether the worker gives way to other programs.
-    pub nice: bool,
+    /// How its threads share the machine.
+    pub manners: Manners,
+    /// The file of the model's draft head ([`shard::draft::DraftHead`]), if it has one.
+    pub draft_head: Option<PathBuf>,
     /// Whether it measures its speed at load. One that is not announced need not: it is most of what starting one
     /// with few layers takes.
     pub measure: Measure,
@@ -164,8 +174,8 @@ impl Spec {
             device: DeviceName::Auto,
             kv_bytes: 1 << 30,
             room: Room::default(),
-            pin: true,
-            nice: false,
+            manners: Manners { pin: true, nice: false },
+            draft_head: None,
             measure: Measure::Speed,
             program: None,
             guard: PoisonGuard::default(),
@@ -273,6 +283,8 @@ pub struct Job {
     pub attempt: u16,
     /// For [`Want::Sample`]: the drafted tokens whose rows follow the first one. Then the job has one row more than these.
     pub draft: DraftIds,
+    /// For [`Want::Sample`]: how many tokens the draft head is to guess behind those drawn, where there is one.
+    pub foresee: u8,
 }
 
 /// The rows of a job.

@@ -29,7 +29,7 @@ use std::{
 use shard::{draft::DraftToken, executor::Device, golden, kernels::threads::Pool};
 
 use super::{
-    MAX_JOBS,
+    MAX_JOBS, Measure,
     batcher::{Asked, Batcher},
     filed::Filed,
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
@@ -78,6 +78,7 @@ pub fn run() -> Result<()> {
         Some((.., panels)) => (receive()?, if panels { receive()?.map(Arc::new) } else { None }),
         None => (None, None),
     };
+    let head = if load.draft_head.is_some() { receive()? } else { None };
     let ticket = match load.state_secret {
         None => None,
         Some(secret) => receive()?.map(|file| Ticket { file, secret }),
@@ -98,7 +99,7 @@ pub fn run() -> Result<()> {
         }
     })?;
     let filed = ticket.map(StateStore::open).transpose()?.map(Filed::new);
-    let outcome = compute(&load, ((file, panels), filed), confinement, &asks, &tells);
+    let outcome = compute(&load, (Files { model: file, panels, head }, filed), confinement, &asks, &tells);
     drop(tells);
     // What was said last is read before this process ends.
     let _ = written.join();
@@ -186,7 +187,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
             resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
             layer_bytes: loaded.layer_bytes,
         },
-        times: if load.measure { probe::measure(loaded)? } else { Times::default() },
+        times: if load.measure != Measure::Nothing { probe::measure(loaded)? } else { Times::default() },
         load_ms: loaded.load_ms,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: loaded.exact,
@@ -198,6 +199,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
             attends_h2o: attends(AttentionKind::H2o(H2o::DEFAULT).into()),
             small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
                 .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
+            draft_head_bytes: loaded.draft_head.as_ref().map(|head| head.bytes() as u64),
         },
         confinement,
     })

@@ -55,6 +55,8 @@ pub struct Abilities {
     pub attends_h2o: bool,
     /// Bytes of keys and values as q8, and as q4, in 65,536ths of those as f16, at most; `None` where they are kept as f16 alone.
     pub small_shares: Option<[u32; 2]>,
+    /// Bytes that the draft head reads for a guess; `None` without one.
+    pub draft_head_bytes: Option<u64>,
 }
 
 /// What a worker says once it has loaded.

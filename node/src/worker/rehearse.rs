@@ -161,6 +161,7 @@ impl Rehearsal<'_> {
                 want,
                 attempt: 0,
                 draft: DraftIds::default(),
+                foresee: 0,
             };
             let asked = Instant::now();
             self.worker.run(job)?;

@@ -4,8 +4,11 @@
 //! again with its history goes on exactly: the emitted ids are pushed through detokenizer and stop strings without a
 //! sound, penalties count the same ids, and the draw depends on seed and position alone.
 
+use std::time::Instant;
+
 use scheduler::session::MAX_DRAFT;
 use shard::{
+    draft::HeadSampler,
     sample::{Sampler, SamplingParams},
     stop::StopStrings,
     tokenizer::{Detokenizer, Tokenizer},
@@ -13,7 +16,7 @@ use shard::{
 
 use super::{
     echo::Echo,
-    ipc::{Conduct, DraftIds, PromptToken, Sampled, Top},
+    ipc::{Conduct, DraftIds, Foreseen, PromptToken, Sampled, Top},
     load::Loaded,
 };
 use crate::{Error, Result, constrain::Constraint};
@@ -23,6 +26,8 @@ pub(super) struct SampleLoop<'m> {
     model: &'m Loaded,
     tokenizer: &'m Tokenizer,
     sampler: Sampler,
+    /// As the tokens are chosen, for the model's draft head.
+    head: Option<HeadSampler>,
     history: Vec<u32>,
     prompt: usize,
     stop: Vec<String>,
@@ -55,11 +60,14 @@ impl<'m> SampleLoop<'m> {
         }
         let top = conduct.sampling.logprobs.then_some(conduct.sampling.top_logprobs as usize);
         let echo = conduct.echo.map(|text| Echo::new(tokenizer, &history[..prompt], text, top));
+        let params = SamplingParams::from(conduct.sampling);
+        let head = model.draft_head.as_ref().map(|head| head.sampler(&params, conduct.seed)).transpose()?;
         let mut conductor = Self {
             model,
             echo,
             tokenizer,
-            sampler: Sampler::new(SamplingParams::from(conduct.sampling), conduct.seed, vocab)?,
+            sampler: Sampler::new(params, conduct.seed, vocab)?,
+            head,
             prompt,
             stops: StopStrings::new(conduct.stop.clone())?,
             stop: conduct.stop,
@@ -173,6 +181,7 @@ impl<'m> SampleLoop<'m> {
                 .map(|top| Top { id: top.id, bytes: bytes(top.id), logprob: top.logprob })
                 .collect(),
             forced: DraftIds::default(),
+            foreseen: Foreseen::default(),
             prompt: Vec::new(),
         };
         if sampled.ends_turn {
@@ -219,6 +228,23 @@ impl<'m> SampleLoop<'m> {
             last.forced = DraftIds(constraint.forced(self.tokenizer, MAX_DRAFT as usize));
         }
         Ok(chosen)
+    }
+
+    /// What the model's draft head guesses to follow the last token, which was chosen from the hidden state `state`: `most` tokens.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(super) fn foresee(&mut self, state: &[f32], most: usize) -> Result<Foreseen> {
+        let (Some(head), Some(sampler)) = (&self.model.draft_head, &mut self.head) else {
+            return Ok(Foreseen::default());
+        };
+        if most == 0 || self.ended {
+            return Ok(Foreseen::default());
+        }
+        let began = Instant::now();
+        let said = head.guess(state, &self.history, most.min(MAX_DRAFT as usize), sampler)?;
+        let guesses = said.iter().map(|said| (said.token, said.chance)).collect();
+        Ok(Foreseen { guesses, us: began.elapsed().as_micros() as u32 })
     }
 
     /// The text still held back, since no token follows.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use node::worker::{
-    Fault, JobInput, PoisonGuard, Prompt, Want,
+    Fault, JobInput, Measure, PoisonGuard, Prompt, Want,
     ipc::{self, Ask, Frame, Load, Tell},
 };
 use scheduler::SessionId;
@@ -156,11 +156,11 @@ fn load() -> Frame {
         threads: Some(1),
         isa: None,
         device: ("cpu".into(), None),
-        tried: false,
         kv_bytes: 1 << 20,
         processors: Vec::new(),
         nice: true,
-        measure: true,
+        measure: Measure::Speed,
+        draft_head: None,
         state_secret: None,
     };
     Frame::new(&Ask::Load(load), Vec::new()).unwrap()

@@ -17,8 +17,8 @@ use node::{
     inference::local::prompt::{self, Request, Session},
     model::Model,
     worker::{
-        Body, Conduct, DraftIds, Job, JobInput, OpenSession, Output, Ready, Sampled, Source, Spec, Want,
-        Worker, spawn,
+        Body, Conduct, DraftIds, Job, JobInput, Manners, OpenSession, Output, Ready, Sampled, Source, Spec,
+        Want, Worker, spawn,
     },
 };
 use p2p::{
@@ -40,7 +40,7 @@ fn spec(layers: &[LayerRange]) -> Spec {
         layers: layers.to_vec(),
         context: CONTEXT,
         threads: Some(1),
-        pin: false,
+        manners: Manners { pin: false, nice: false },
         ..Spec::new(Source::Embedded)
     }
 }
@@ -93,7 +93,7 @@ fn open(session: SessionId, layers: LayerRange, conduct: Option<Conduct>) -> Ope
 
 fn job(session: SessionId, layer: u32, from: usize, rows: usize, input: JobInput, want: Want) -> Job {
     let (from, rows, draft) = (from as u32, rows as u32, DraftIds::default());
-    Job { session, epoch: 1, layer, from, rows, input, want, attempt: 0, draft }
+    Job { session, epoch: 1, layer, from, rows, input, want, attempt: 0, draft, foresee: 0 }
 }
 
 /// What the answer without any worker is.

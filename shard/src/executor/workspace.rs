@@ -116,8 +116,8 @@ impl Workspace {
         self.buffers.given(Gave::Rows, index)
     }
 
-    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`; empty unless the last
-    /// pass was [`Executor::states`].
+    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`, of a pass that was
+    /// [`Executor::states`] or, where the executor keeps them as processors do, that gave logits; else empty.
     pub fn states(&self, index: usize) -> &[f32] {
         self.buffers.given(Gave::States, index)
     }

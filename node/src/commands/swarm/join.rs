@@ -41,7 +41,7 @@ use crate::{
     reports::{FetchReport, JoinLine, ModelReport},
     request::Recollections,
     state_store::Place,
-    worker::{Room, Source, Spec},
+    worker::{Manners, Room, Source, Spec},
 };
 
 /// Pieces of news on their way to the screen; the node drops what does not fit.
@@ -142,8 +142,8 @@ fn stay(mut args: JoinArgs) -> Result<()> {
             isa: args.engine.isa.clone(),
             device: args.engine.device()?,
             kv_bytes: args.hold.memory << 20,
-            pin: !args.engine.no_pin,
-            nice: true,
+            manners: Manners { pin: !args.engine.no_pin, nice: true },
+            draft_head: args.engine.draft_head.clone(),
             room,
             ..Spec::new(source)
         },

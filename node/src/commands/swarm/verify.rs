@@ -16,7 +16,7 @@ use crate::{
     audit::{Auditor, Case},
     cli::swarm::VerifyArgs,
     output::{self, say},
-    worker::{self, Spec},
+    worker::{self, Manners, Spec},
 };
 
 /// Computes again in a worker of its own.
@@ -32,7 +32,7 @@ impl Judge {
             threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
             device: args.engine.device()?,
-            pin: !args.engine.no_pin,
+            manners: Manners { pin: !args.engine.no_pin, nice: false },
             layers: LayerRange::new(0, 1).into_iter().collect(),
             ..Spec::new(source(&args.engine.model)?)
         };

@@ -18,7 +18,8 @@ pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftT
     let ready = &local.ready;
     let row_ms = ROW_SHARE * ready.times.decode_ms * f64::from(ready.num_layers);
     let (attention, goes_back) = (ask.kind.attention, goes_back(local, ask));
-    DraftTerms { choice: ask.sampling.draft.clone(), goes_back, attention, plain_ms, row_ms }
+    let (choice, head_bytes) = (ask.sampling.draft.clone(), ready.abilities.draft_head_bytes);
+    DraftTerms { choice, goes_back, attention, plain_ms, row_ms, head_bytes }
 }
 
 /// Whether what the prompt's session remembers goes back to any position.

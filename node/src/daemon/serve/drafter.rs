@@ -88,6 +88,7 @@ impl Drafter {
             kv_bytes,
             room: Room::new(kv_bytes),
             measure: Measure::Speed,
+            draft_head: None,
             ..like.clone()
         };
         let called = model_name(name);

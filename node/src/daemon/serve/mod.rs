@@ -198,7 +198,7 @@ impl Serving {
         let spec = worker::Spec { model: Some(model), room: worker.room.bounded(kv_bytes), ..worker };
         let weights = Weights::new(caps.weights_bytes);
         let beside_it = beside.iter().map(|beside| {
-            let spec = worker::Spec { model: None, class: None, ..spec.clone() };
+            let spec = worker::Spec { model: None, class: None, draft_head: None, ..spec.clone() };
             Held::absent(beside.place.id(), &beside.about.name, beside.about.clone(), spec)
         });
         let beside_it: Vec<Held> = beside_it.collect();

@@ -452,7 +452,8 @@ impl<'m> Batch<'m> {
             } else if last {
                 // Computing much again, as behind a shift, is no pass to compare others with.
                 let began = (alone && session.state.len() - start <= 1 + MAX_DRAFT as usize).then_some(began);
-                session.steps(&self.model.tokenizer, logits, &mut self.logits, began);
+                let states = self.workspace.states(item);
+                session.steps(&self.model.tokenizer, (logits, states), &mut self.logits, began);
             } else {
                 session.tell_prefill();
             }

@@ -172,8 +172,8 @@ impl Confined {
             file: None,
             panel_cache: args.panel_cache,
             panels: false,
-            drafter: draft.model().map(str::to_owned),
-            drafter_file: None,
+            drafter: draft.model().map(|name| (name.to_owned(), None)),
+            draft_head: args.draft_head.clone().map(|path| (path, Vec::new())),
             processors: Vec::new(),
             threads: args.threads,
             ctx: args.ctx,
@@ -297,9 +297,11 @@ fn lost_for(spec: &EngineSpec, why: Option<&str>) {
 /// One engine, from its start to its death.
 async fn run(shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = StdStream::pair()?;
-    let drafter = shared.spec.drafter.as_deref().map(library::locate).transpose();
-    let located = library::locate(&shared.spec.model).and_then(|located| Ok((located, drafter?.flatten())));
-    let (located, drafter) = match located {
+    let drafter = shared.spec.drafter.as_ref().map(|(name, _)| library::locate(name)).transpose();
+    let head = shared.spec.draft_head.as_ref().map(|(path, _)| library::Located::open(path)).transpose();
+    let located =
+        library::locate(&shared.spec.model).and_then(|located| Ok((located, drafter?.flatten(), head?)));
+    let (located, drafter, head) = match located {
         Ok(located) => located,
         Err(error) => {
             lock(&shared.state).loaded = Some(Err(error.to_string()));
@@ -320,7 +322,8 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let lengths = |located: &library::Located| located.files().map(|(_, bytes)| bytes).collect();
     let file = |located: &library::Located| (located.path.clone(), lengths(located));
     spec.file = located.as_ref().map(file);
-    spec.drafter_file = drafter.as_ref().map(file);
+    spec.drafter.iter_mut().for_each(|(_, place)| *place = drafter.as_ref().map(file));
+    spec.draft_head = head.as_ref().map(file);
     // The engine may open no file: what it computes on is claimed here, and given back when it has ended.
     let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
     let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
@@ -332,7 +335,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     spec.state_secret = ticket.as_ref().map(|ticket| ticket.secret);
     // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(Box::new(spec)))?)?;
-    for located in [&located, &drafter].into_iter().flatten() {
+    for located in [&located, &drafter, &head].into_iter().flatten() {
         let files: Vec<_> = located.files().map(|(file, _)| file).collect();
         files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
         located.panels.iter().try_for_each(|panels| descriptors::send(&ours, &[&**panels]))?;

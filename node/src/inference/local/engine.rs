@@ -65,7 +65,9 @@ pub fn run() -> Result<()> {
     };
     let spec = *spec;
     let located = receive(&stream, spec.file.as_ref(), spec.panels)?;
-    let drafter_file = receive(&stream, spec.drafter_file.as_ref(), false)?;
+    let drafter = spec.drafter.as_ref().and_then(|(_, file)| file.as_ref());
+    let drafter_file = receive(&stream, drafter, false)?;
+    let head_file = receive(&stream, spec.draft_head.as_ref(), false)?;
     let ticket = match spec.state_secret {
         None => None,
         Some(secret) => descriptors::receive(&stream)?
@@ -77,7 +79,7 @@ pub fn run() -> Result<()> {
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
     Pool::physical_cores();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let files = [&located, &drafter_file].into_iter().flatten().flat_map(Located::files);
+    let files = [&located, &drafter_file, &head_file].into_iter().flatten().flat_map(Located::files);
     let bytes = files.map(|(_, bytes)| bytes).sum();
     let memory = confine::for_model(bytes, spec.kv_bytes as u64);
     confine::enter_worker(Purpose::Engine, &spec.device.0, memory);
@@ -91,6 +93,7 @@ pub fn run() -> Result<()> {
         gpu_share: None,
         no_pin: spec.no_pin,
         panel_cache: spec.panel_cache,
+        draft_head: None,
     };
     let (name, kv_bytes) = (spec.name.clone(), spec.kv_bytes);
     let failed = Arc::new(OnceLock::new());
@@ -106,10 +109,11 @@ pub fn run() -> Result<()> {
             error
         };
         let mut model = Model::of(located.as_ref(), &args, device.clone()).map_err(failed)?;
-        if let Some(name) = &spec.drafter {
+        if let Some((name, _)) = &spec.drafter {
             model.draft_with(name, drafter_file.as_ref(), &model::on_cpu(&device, on)?)?;
             fits(&model, name, kv_bytes)?;
         }
+        model.foresee_with(head_file.as_ref())?;
         Ok(model)
     };
     let store = ticket.map(StateStore::open).transpose()?;

@@ -28,7 +28,7 @@ use shard::{
 use super::shift;
 use crate::{
     Error, Result,
-    drafting::{Asking, Drafting, Tally},
+    drafting::{Asking, Drafting, Foreseeing, Tally},
     model::Model,
 };
 
@@ -285,6 +285,14 @@ pub fn generate(
             session.drafter = Some(DraftModel::new(&*drafter.executor)?);
         }
     }
+    let mut foresees = match &model.draft_head {
+        Some(head) => {
+            drafting.ask_head(head.bytes() as u64);
+            Some((head, head.sampler(&request.sampling, request.seed)?))
+        }
+        None => None,
+    };
+    let (hidden, mut behind) = (model.executor.blueprint().hidden, Vec::new());
     let mut history = prompt.clone();
     history.reserve(room.min(model.ctx));
     let mut logits = vec![0.0; vocab];
@@ -304,6 +312,9 @@ pub fn generate(
         let draft = if answers {
             let left = room - summary.ids.len() - 1;
             let most = left.min(model.ctx - known);
+            if let Some((head, sampler)) = &mut foresees {
+                drafting.foresee_by(&history, Foreseeing { head, sampler, state: &behind });
+            }
             match (drafter, &mut session.drafter, &mut draws) {
                 (Some(of), Some(model), Some(sampler)) => {
                     let asking = Asking { executor: &*of.executor, model, sampler };
@@ -345,6 +356,11 @@ pub fn generate(
                 break;
             }
             clock = Instant::now();
+        }
+        if foresees.is_some() {
+            behind.clear();
+            let row = (history.len() - known).saturating_sub(1) * hidden;
+            behind.extend_from_slice(session.workspace.states(0).get(row..row + hidden).unwrap_or_default());
         }
         session.go_back(known + right);
         if answers {

@@ -39,10 +39,11 @@ pub(super) struct EngineSpec {
     pub(super) panel_cache: u64,
     /// Whether the file of those of the model follows the descriptors of its parts.
     pub(super) panels: bool,
-    /// What the user called the model that drafts, if one does.
-    pub(super) drafter: Option<String>,
-    /// Its file, whose descriptors follow those of the model; `None` for the embedded model, too.
-    pub(super) drafter_file: Option<(PathBuf, Vec<u64>)>,
+    /// What the user called the model that drafts, if one does, and its file, whose descriptors follow those of the model; `None`
+    /// for the embedded one.
+    pub(super) drafter: Option<(String, Option<(PathBuf, Vec<u64>)>)>,
+    /// The file of the model's draft head, if it has one, whose descriptor follows those.
+    pub(super) draft_head: Option<(PathBuf, Vec<u64>)>,
     /// The processor of each thread, claimed by the parent; none to let the system place them.
     pub(super) processors: Vec<usize>,
     pub(super) threads: Option<u16>,

@@ -9,7 +9,10 @@ use shard::sample::SamplingParams;
 
 use crate::{
     confine::Confinement,
-    worker::ready::{Abilities, Memory, Times, Vocabulary},
+    worker::{
+        Measure,
+        ready::{Abilities, Memory, Times, Vocabulary},
+    },
 };
 
 /// What the daemon says.
@@ -251,16 +254,16 @@ pub struct Load {
     pub isa: Option<String>,
     /// What computes, by name, and the path of the folder in which a GPU's compiled kernels are kept, in the system's own bytes.
     pub device: (String, Option<Vec<u8>>),
-    /// Whether that is tried for `--device auto`, which takes no software device.
-    pub tried: bool,
     /// Room for caches.
     pub kv_bytes: u64,
     /// The processor of each thread, claimed by the daemon; none to let the system place them.
     pub processors: Vec<u32>,
     /// Whether others go first.
     pub nice: bool,
-    /// Whether to measure speed before saying [`Ready`].
-    pub measure: bool,
+    /// What to measure before saying [`Ready`].
+    pub measure: Measure,
+    /// The draft head's path in the system's own bytes and its length, where there is one; its descriptor follows the model's.
+    pub draft_head: Option<(Vec<u8>, u64)>,
     /// What the file for states of ended sessions is encrypted with, whose descriptor comes last; `None` for no such file.
     pub state_secret: Option<[u8; 32]>,
 }
@@ -385,6 +388,17 @@ pub struct Run {
     pub wire: Option<u8>,
     pub want: Want,
     pub draft: DraftIds,
+    pub foresee: u8,
+}
+
+/// What the draft head guesses behind the last token of a step, with how likely it finds each. Its `Debug` tells how many there
+/// are.
+#[derive(Clone, Default, PartialEq, Encode, Decode)]
+pub struct Foreseen {
+    /// Ids and chances, 0 to 1.
+    pub guesses: Vec<(u32, f32)>,
+    /// What they took together, microseconds.
+    pub us: u32,
 }
 
 /// Drafted tokens, whose rows are the last ones of a job. Their `Debug` tells how many there are.
@@ -452,6 +466,8 @@ pub struct Sampled {
     pub top: Vec<Top>,
     /// Of the last one of a step: tokens that the form of the answer goes on with, as far as it leaves no choice.
     pub forced: DraftIds,
+    /// Of the last one of a step, where it was asked for: what the draft head guesses to follow.
+    pub foreseen: Foreseen,
     /// Of the first one of an answer that is to tell them: the tokens of the prompt. They travel as the payload.
     pub prompt: Vec<PromptToken>,
 }

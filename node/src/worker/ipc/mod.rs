@@ -325,6 +325,7 @@ mod tests {
             wire: Some(1),
             want: Want::Activations,
             draft: DraftIds(vec![7, 8]),
+            foresee: 3,
         });
         let good = bytes(&Frame::new(&ask, Vec::new()).unwrap());
         for len in 8..good.len() + 2 {

@@ -274,7 +274,9 @@ impl Buffers for CpuBuffers {
     }
 
     fn given(&self, gave: Gave, index: usize) -> &[f32] {
-        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave) else { return &[] };
+        // Logits leave the states that they were read out of where they are.
+        let is_there = self.gave == gave || (self.gave, gave) == (Gave::Logits, Gave::States);
+        let Some(span) = self.spans.get(index).filter(|_| is_there) else { return &[] };
         // Without a head the wanted rows stay where they were.
         let kept = span.first + span.rows - span.wanted;
         let (results, first, width) = match gave {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprobs, Usage};
 use shard::{
-    draft::{DraftModel, DraftSampler},
+    draft::{DraftHead, DraftModel, DraftSampler, HeadSampler},
     sample::{Logprob, Sampler},
     state::{PrefixCache, SessionState},
     stop::StopStrings,
@@ -19,7 +19,7 @@ use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named, shift};
 use crate::{
     Result,
     constrain::Constraint,
-    drafting::{Asking, Drafting},
+    drafting::{Asking, Drafting, Foreseeing},
     model::{Model, ModelDrafter},
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Session<'m> {
     drafting: Drafting,
     /// The model that drafts for it, and how that chooses.
     drafter: Option<(&'m ModelDrafter, DraftSampler)>,
+    /// The model's draft head, how it chooses, and the hidden state that the last token was chosen from.
+    head: Option<(&'m DraftHead, HeadSampler, Vec<f32>)>,
     extent: Extent,
     /// Bytes its cache may grow to.
     pub(super) reserved_bytes: usize,
@@ -108,9 +110,17 @@ impl<'m> Session<'m> {
             drafting.ask_model(drafter.share);
             Some((drafter, draws))
         });
+        let head = model.draft_head.as_ref().and_then(|head| {
+            let draws = head.sampler(&ask.sampling, ask.seed);
+            let draws =
+                draws.inspect_err(|error| tracing::warn!(%error, "the draft head cannot draw")).ok()?;
+            drafting.ask_head(head.bytes() as u64);
+            Some((head, draws, Vec::new()))
+        });
         Ok(Self {
             drafting,
             drafter,
+            head,
             reused: state.len(),
             job,
             state,
@@ -154,6 +164,9 @@ impl<'m> Session<'m> {
             Some(constraint) if self.drafting.takes_forced() => constraint.forced(tokenizer, most),
             _ => Vec::new(),
         };
+        if let Some((head, sampler, state)) = &mut self.head {
+            self.drafting.foresee_by(&self.ids, Foreseeing { head, sampler, state });
+        }
         let draft = match (&mut self.drafter, model) {
             (Some((of, sampler)), Some(model)) => {
                 let asking = Asking { executor: &*of.executor, model, sampler };
@@ -222,7 +235,7 @@ impl<'m> Session<'m> {
     pub(super) fn steps(
         &mut self,
         tokenizer: &Tokenizer,
-        logits: &[f32],
+        (logits, states): (&[f32], &[f32]),
         row: &mut [f32],
         began: Option<Instant>,
     ) {
@@ -246,6 +259,16 @@ impl<'m> Session<'m> {
         }
         if !draft.is_empty() {
             self.state.rewind(known + right);
+        }
+        if let Some((_, _, behind)) = &mut self.head {
+            let rows = 1 + draft.len();
+            let hidden = states.len() / (logits.len() / row.len()).max(1);
+            let wanted = states.len() - rows.min(logits.len() / row.len()) * hidden;
+            let chosen = self.ids.len().saturating_sub(known + 1).min(rows - 1);
+            behind.clear();
+            behind.extend_from_slice(
+                states.get(wanted + chosen * hidden..).and_then(|s| s.get(..hidden)).unwrap_or_default(),
+            );
         }
         if answers {
             let ms = began.map(|began| began.elapsed().as_secs_f64() * 1e3);
