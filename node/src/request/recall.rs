@@ -124,12 +124,13 @@ impl Recollections {
         Self { lenders, packing, ..self }
     }
 
-    /// The same where stages may keep on disk what they computed, if `lets_keep`: they have it for longer, so that it is remembered for longer.
-    pub fn kept_by_stages(self, lets_keep: bool) -> Self {
-        Self { lets_keep, ..self }
+    /// The same where `lets_keep` says whether stages may keep on disk what they computed, if it says anything. Those that do have it for longer, so
+    /// that it is remembered for longer.
+    pub fn kept_by_stages(self, lets_keep: Option<bool>) -> Self {
+        Self { lets_keep: lets_keep.unwrap_or(self.lets_keep), ..self }
     }
 
-    /// Whether stages may keep on disk what they computed, where a prompt says nothing else.
+    /// Whether stages may keep on disk what they computed.
     pub fn lets_keep(&self) -> bool {
         self.lets_keep
     }
