@@ -128,8 +128,16 @@ fn a_stage_goes_on_from_what_its_requester_let_it_keep() {
     asks.meets(1);
     let refused = json!({"prompt": prompt("And then?"), "max_tokens": 12, "temperature": 0, "mode": "boomerang",
         "shadow": "none", "let_keep": false});
-    let answer = http::ask(&asks, "POST", "/v1/completions", &refused);
-    assert_eq!(answer.status, 200, "{answer:?}");
+    let started = Instant::now();
+    loop {
+        let answer = http::ask(&asks, "POST", "/v1/completions", &refused);
+        if answer.status == 200 {
+            break;
+        }
+        // The stage is connected, and its layers are heard of a moment later.
+        assert!(answer.status == 503 && started.elapsed() < PATIENCE, "{answer:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
     let rows = stage.ask(&["status"])["served_positions"].as_u64().unwrap();
     assert!(rows > 150, "the stage computed {rows} positions of it");
     // More than a state that is to be written waits.

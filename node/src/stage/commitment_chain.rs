@@ -23,7 +23,10 @@ use p2p::{
 };
 use scheduler::{NodeId, SessionId};
 
-use super::prefixes::{Found, Origin, Step};
+use super::{
+    prefixes::{Found, Origin},
+    step::Step,
+};
 use crate::sessions::JOBS_AHEAD;
 
 /// Jobs whose outputs are not there yet.
@@ -209,7 +212,12 @@ impl CommitmentChain {
         self.confirmed = self.positions();
     }
 
-    /// What it was agreed on, and the steps that a later session may go on from: none of their rows can be rejected.
+    /// What it was agreed on.
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The same, and the steps that a later session may go on from: none of their rows can be rejected.
     pub(super) fn keepable(&self) -> (&Terms, Vec<Step>) {
         let sound = !self.void && (self.fetched.is_none() || self.rests_on.is_none());
         let confirmed = if sound { self.steps.len().min(self.confirmed as usize) } else { 0 };

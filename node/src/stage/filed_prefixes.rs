@@ -14,7 +14,7 @@ use p2p::wire::{
 };
 use scheduler::{ModelId, NodeId, SessionId};
 
-use super::prefixes::Step;
+use super::step::Step;
 use crate::{
     clock::unix_s,
     state_store::{

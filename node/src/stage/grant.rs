@@ -172,7 +172,7 @@ impl Running {
             return (Vec::new(), None);
         }
         let permitted = |word: &CommitmentChain| {
-            word.may_be_filed() && self.stage.prefixes.are_on_disk(word.keepable().0.model)
+            word.may_be_filed() && self.stage.prefixes.are_on_disk(word.terms().model)
         };
         // The worker is told of the session as a whole.
         let on_disk = self.words.values().all(permitted);

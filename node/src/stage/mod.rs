@@ -24,6 +24,7 @@ mod neighbors;
 mod pages;
 mod prefixes;
 mod served;
+mod step;
 
 use std::{
     collections::{BTreeMap, VecDeque},

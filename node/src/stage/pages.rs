@@ -39,7 +39,8 @@ use tokio::{
 
 use super::{
     Stage, commitment_chain,
-    prefixes::{Found, Origin, Prefixes, Step},
+    prefixes::{Found, Origin, Prefixes},
+    step::Step,
 };
 use crate::{
     clock,

@@ -24,23 +24,19 @@ use p2p::{
     Governor, Permit,
     wire::{
         prefix::{self, Beginning, Name, names},
-        receipt::{Row, Terms},
+        receipt::Terms,
     },
 };
 use scheduler::{ModelId, NodeId, SessionId, governor::Resource};
 
-use super::filed_prefixes::{Filed, FiledPrefixes};
+use super::{
+    filed_prefixes::{Filed, FiledPrefixes},
+    step::Step,
+};
 use crate::state_store::file::{KEPT_FOR, StateFile};
 
 /// As long as the worker keeps a state that is not used.
 const TTL: Duration = Duration::from_secs(600);
-
-/// What a stage did at one position.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Step {
-    pub(super) input: Row,
-    pub(super) output: Row,
-}
 
 /// The sessions that may be gone on from, shared by all sessions of a node.
 #[derive(Clone, Debug, Default)]
@@ -320,7 +316,7 @@ impl Prefixes {
 mod tests {
     use p2p::{
         codec::{Rounding, Wire},
-        wire::announce::Class,
+        wire::{announce::Class, receipt::Row},
     };
     use scheduler::{LayerRange, SessionKind, governor::Limits};
 

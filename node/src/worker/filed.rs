@@ -73,11 +73,11 @@ impl Filed {
         Self { store, notes, waiting: Waiting::new(usize::MAX) }
     }
 
-    /// A range of a session ended.
+    /// A range of a session ended, and is kept: here too where `whose` says of whose prompt it is.
     pub(super) fn put(
         &mut self,
         (session, layers): (SessionId, LayerRange),
-        whose: Whose,
+        whose: Option<Whose>,
         rounding: &Rounding,
         state: &SessionState,
         now: Instant,
@@ -88,9 +88,7 @@ impl Filed {
         if let Some(old) = self.notes.remove(&key) {
             self.store.remove(&old.name());
         }
-        if state.len() < WORTH {
-            return;
-        }
+        let Some(whose) = whose.filter(|_| state.len() >= WORTH) else { return };
         let Some(state) = StateStore::part(state) else { return };
         self.waiting.push((Note::of(session, layers, rounding, &state), whose), state, now);
     }
@@ -144,5 +142,53 @@ impl Filed {
         let gone: Vec<Note> =
             self.notes.extract_if(|key, _| key.0 == session).map(|(_, note)| note).collect();
         gone.iter().for_each(|note| self.store.remove(&note.name()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, thread, time::Duration};
+
+    use shard::{kernels::KvShape, state::Kind};
+
+    use super::*;
+    use crate::state_store::{COLD, Ticket, file::BLOCK};
+
+    fn state(len: usize) -> SessionState {
+        let mut state = SessionState::new(7, vec![Kind::Paged(KvShape::new(1, 2)).empty(4096)], 4096);
+        state.reserve(len).unwrap();
+        state.advance(len);
+        state
+    }
+
+    fn opened(file: &File) -> Filed {
+        let file = file.try_clone().unwrap();
+        Filed::new(StateStore::open(Ticket { file, secret: [7; 32] }).unwrap())
+    }
+
+    /// A state that a session of the same name leaves behind is not the one before: that one is not read for it, whether it is kept on
+    /// disk as well or not.
+    #[test]
+    fn a_state_goes_when_another_one_has_its_name() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * BLOCK as u64).unwrap();
+        let (session, layers) = (SessionId::numbered(1), LayerRange::new(2, 3).unwrap());
+        let (now, named) = (Instant::now(), [(session, 300)]);
+        let what = (layers, &Rounding::NONE, SessionKind::DEFAULT);
+        let read = |filed: &mut Filed| {
+            let mut empty = state(0);
+            filed.read(&named, what, (0, 300), &mut empty).then(|| empty.len())
+        };
+        let mut filed = opened(&file);
+        filed.put((session, layers), Some(Whose::Guest), &Rounding::NONE, &state(200), now);
+        // Who writes may not be there yet, and takes its time.
+        while filed.notes.is_empty() || filed.store.is_writing() {
+            filed.write(now + COLD);
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!((read(&mut filed), read(&mut opened(&file))), (Some(200), Some(200)));
+        filed.put((session, layers), None, &Rounding::NONE, &state(250), now);
+        filed.write(now + COLD);
+        assert_eq!((read(&mut filed), read(&mut opened(&file))), (None, None));
     }
 }

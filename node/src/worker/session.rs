@@ -265,8 +265,8 @@ impl<'m> Sessions<'m> {
             let Held { layers, mut state, rounding, .. } = held;
             let len = state.rewind(*upto as usize) as u32;
             let cost = self.model.costs.weight(layers, len / 2);
-            if let (Some(filed), Some(whose)) = (self.kept.filed(), file) {
-                filed.put((session, layers), whose, &rounding, &state, now);
+            if let Some(filed) = self.kept.filed() {
+                filed.put((session, layers), file, &rounding, &state, now);
             }
             self.kept.put(key, Ended { layers, rounding, state }, cost, now);
         }
