@@ -100,6 +100,8 @@ pub struct Guard {
     pub shadow: Option<Shadow>,
     /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
     pub agreed: bool,
+    /// Whether nodes that compute it may keep on disk what they computed; `None` for the node's default.
+    pub let_keep: Option<bool>,
 }
 
 /// In which form activations travel between nodes.

@@ -86,6 +86,33 @@ async fn a_request_chooses_how_activations_travel() {
     }
 }
 
+/// What may be kept of a prompt is said by body or header, in every dialect; the node's default where nothing is said.
+#[tokio::test]
+async fn a_request_says_what_nodes_may_keep_of_it() {
+    let api = http::start(Fake::quick()).await;
+    for path in ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"] {
+        let mut ask = json!({"model": "fake-7b", "messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "stream": false});
+        if path == "/v1/messages" {
+            ask["max_tokens"] = json!(4);
+        }
+        let header = |word| [("x-shoal-let-keep", word)];
+        let said = |body: Value, headers: Vec<(&'static str, &'static str)>| {
+            let api = &api;
+            async move {
+                let reply = api.post_with(path, &body, &headers).await;
+                assert_eq!(reply.status, 200, "{path}: {}", reply.text());
+                api.fake.last.lock().unwrap().as_ref().unwrap().guard.let_keep
+            }
+        };
+        assert_eq!(said(ask.clone(), Vec::new()).await, None, "{path}");
+        assert_eq!(said(ask.clone(), header("true").to_vec()).await, Some(true), "{path}");
+        ask["let_keep"] = json!(false);
+        assert_eq!(said(ask.clone(), header("true").to_vec()).await, Some(false), "the body counts: {path}");
+        ask["let_keep"] = json!("yes");
+        assert_eq!(api.post(path, &ask).await.status, 400, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn nothing_goes_to_strangers_unless_agreed_to() {
     let api = http::start(Fake::quick()).await;

@@ -179,6 +179,9 @@ pub struct ForApi {
     /// refused.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub draft_by_default: bool,
+    /// Whether stages may keep on disk what they compute of it; `None` for the node's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub let_keep: Option<bool>,
 }
 
 /// How tokens are chosen, and what drafts them; what is `None` is as in [`SamplingParams`].

@@ -104,6 +104,58 @@ fn a_server_goes_on_from_what_it_had_computed_before_it_was_killed() {
     assert!(!without.path().join("state").exists(), "kept without being asked");
 }
 
+/// A stage that may keep what it computed goes on from it after it was killed, and gives the same tokens. One that may not has nothing of it on
+/// disk: neither where the node says so nor where the request does.
+#[test]
+fn a_stage_goes_on_from_what_its_requester_let_it_keep() {
+    let folder = TempDir::new().unwrap();
+    let home = folder.path().join("a");
+    let asks =
+        Node::start(&folder.path().join("asks"), &["--ask-only", "--let-keep", "--api", "127.0.0.1:0"]);
+    let peer = asks.tcp().to_owned();
+    let start = || Node::start(&home, &["--layers", "1..7", "--keep-state", "32MiB", "--peer", &peer]);
+    let run = |question: &str| {
+        asks.ask(&["run", "--via", "swarm", "--raw", "-n", "12", "--shadow", "none", &prompt(question)])
+    };
+    let cached = |answer: &Value| {
+        (answer["cached_tokens"].as_u64().unwrap_or(0), answer["prompt_tokens"].as_u64().unwrap())
+    };
+    let blocks = || -> u64 {
+        let files = fs::read_dir(home.join("state")).unwrap().flatten();
+        files.map(|file| file.metadata().unwrap().blocks()).sum()
+    };
+    let stage = start();
+    asks.meets(1);
+    let refused = json!({"prompt": prompt("And then?"), "max_tokens": 12, "temperature": 0, "mode": "boomerang",
+        "shadow": "none", "let_keep": false});
+    let started = Instant::now();
+    loop {
+        let answer = http::ask(&asks, "POST", "/v1/completions", &refused);
+        if answer.status == 200 {
+            break;
+        }
+        // The stage is connected, and its layers are heard of a moment later.
+        assert!(answer.status == 503 && started.elapsed() < PATIENCE, "{answer:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let rows = stage.ask(&["status"])["served_positions"].as_u64().unwrap();
+    assert!(rows > 150, "the stage computed {rows} positions of it");
+    // More than a state that is to be written waits.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(blocks(), 0, "what was not to be kept is on disk");
+    let first = run("How many?");
+    filed(&home, 2);
+    is_sealed(&home);
+    drop(stage);
+    let _stage = start();
+    asks.meets(1);
+    let again = run("How many?");
+    assert_eq!(again["ids"], first["ids"], "{again}");
+    let (kept, all) = cached(&again);
+    assert!(all > 150 && all - kept <= 16, "{kept} of {all}: {again}");
+    assert_eq!((&again["convicted"], &again["verified"]), (&json!([]), &json!(1.0)), "{again}");
+}
+
 /// A node's own prompts through two strangers: after it was killed, its first and last layers and the log come from disk, and
 /// the stages have what they had. A stranger's prompts leave nothing on anybody's disk.
 #[test]

@@ -88,7 +88,8 @@ pub(crate) fn guard(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Guard, A
         Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
     let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;
     let shadow = choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?;
-    Ok(Guard { verify: word.map(|word| word.1), shadow, agreed: agreed(headers)? })
+    let let_keep = flag(fields, headers, "let_keep", "x-shoal-let-keep")?;
+    Ok(Guard { verify: word.map(|word| word.1), shadow, agreed: agreed(headers)?, let_keep })
 }
 
 /// What may draft tokens, from the body or from a header.
@@ -103,11 +104,7 @@ pub(crate) fn draft(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<D
 
 /// How activations travel. Where they are rounded is given in the body only, as an answer tells it.
 pub(crate) fn wire(fields: &Fields<'_>, headers: &HeaderMap) -> Result<WireChoice, ApiError> {
-    let words = [("true", true), ("false", false)];
-    let allowed = match fields.bool("allow_rounding")? {
-        Some(allowed) => Some(allowed),
-        None => header(headers, "x-shoal-allow-rounding", &words, |word| word.0)?.map(|word| word.1),
-    };
+    let allowed = flag(fields, headers, "allow_rounding", "x-shoal-allow-rounding")?;
     let cut = |cut: &Value| cut.as_u64().and_then(|cut| u32::try_from(cut).ok()).filter(|cut| *cut > 0);
     let cuts: Option<Vec<u32>> = fields.list("cuts", MAX_CUTS)?.unwrap_or_default().iter().map(cut).collect();
     let cuts = cuts.filter(|cuts| cuts.is_sorted_by(|a, b| a < b));
@@ -137,16 +134,26 @@ pub(crate) fn session(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Sessio
             None => Err(ApiError::field(header, long())),
         }
     };
-    let shifts = [("true", true), ("false", false)];
-    let context_shift = match fields.bool("context_shift")? {
-        Some(shifts) => shifts,
-        None => header(headers, "x-shoal-context-shift", &shifts, |word| word.0)?.is_some_and(|word| word.1),
-    };
+    let context_shift = flag(fields, headers, "context_shift", "x-shoal-context-shift")?;
     Ok(SessionChoice {
-        context_shift,
+        context_shift: context_shift.unwrap_or_default(),
         attention: words("attention", "x-shoal-attention")?,
         kv_cache_type: words("kv_cache_type", "x-shoal-kv-cache-type")?,
     })
+}
+
+/// Yes or no, from the body or from a header.
+fn flag(
+    fields: &Fields<'_>,
+    headers: &HeaderMap,
+    field: &'static str,
+    header: &'static str,
+) -> Result<Option<bool>, ApiError> {
+    let words = [("true", true), ("false", false)];
+    match fields.bool(field)? {
+        Some(said) => Ok(Some(said)),
+        None => Ok(self::header(headers, header, &words, |word| word.0)?.map(|word| word.1)),
+    }
 }
 
 /// Whether the owner agrees for this request that strangers compute it: a holder of a key does not speak for the owner.

@@ -57,12 +57,19 @@ pub(super) fn context_shift() -> Value {
     json!({"type": "boolean", "default": false, "description": about})
 }
 
+fn let_keep() -> Value {
+    let about = "Whether nodes that compute it may keep on disk what they computed, encrypted and for seven days, for prompts of this \
+                 node that begin like it; the node's own choice where it is left out";
+    json!({"type": "boolean", "description": about})
+}
+
 /// What every request for an answer takes.
-pub(super) fn who() -> [(&'static str, Value); 10] {
+pub(super) fn who() -> [(&'static str, Value); 11] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
         ("shadow", words(&["all", "lazy", "none"])),
+        ("let_keep", let_keep()),
         ("draft", draft()),
         ("wire", words(&Wire::ALL.map(Wire::name))),
         ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),

@@ -9,7 +9,8 @@ use crate::{Error, Result, control::Lenders, state_store::LEAST_BYTES};
 #[derive(Debug, Clone, Args)]
 pub struct KeepArgs {
     /// Keep what was computed of own prompts on disk too, encrypted, for seven days and up to this size, e.g. 4GiB: a prompt that
-    /// begins like an earlier one is not computed again after a restart [default: nothing]
+    /// begins like an earlier one is not computed again after a restart. A node also keeps there what it computed for nodes that let it, in
+    /// half of the size at most [default: nothing]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub keep_state: Option<u64>,
 }
@@ -20,6 +21,10 @@ pub struct StateArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub keep: KeepArgs,
+    /// Let the nodes that compute own prompts keep what they computed on their disks, if they run with --keep-state: encrypted with their
+    /// keys, for seven days, for prompts of this node alone
+    #[arg(long)]
+    pub let_keep: bool,
     /// Of whom a stage may get what own prompts left behind, where that is quicker than computing it again; other than off, this
     /// node as a stage gets it too where requesters name a holder
     #[arg(long, value_enum, default_value = "off", value_name = "WHOM")]

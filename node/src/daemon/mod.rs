@@ -109,6 +109,10 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };
     let (mut serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
     serving.prefixes = Prefixes::fetching(fetches);
+    if let Some(file) = memory.file() {
+        let governor = node.network.governor();
+        serving.prefixes = serving.prefixes.on_disk(file, model.id, governor, Instant::now());
+    }
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;
     }

@@ -20,7 +20,7 @@ use std::{
 
 use p2p::{
     HopError,
-    wire::control::{Answer, Ask, Lease, Role},
+    wire::control::{Answer, Ask, Lease, Reuse, Role},
 };
 use scheduler::{LayerRange, NodeId, recover::Failure, session::Event};
 
@@ -76,8 +76,7 @@ impl Checks {
             log: true,
             ttl_ms: TTL_MS,
             role: Role::Shadow,
-            beginnings: Vec::new(),
-            source: None,
+            reuse: Reuse::default(),
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
         state.plan.route.contacts.push(there.clone());

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use p2p::{
     HopError,
     wire::{
-        control::{Answer, Ask, Lease, Refusal, Role, Source},
+        control::{Answer, Ask, Lease, Refusal, Reuse, Role, Source},
         prefix::Beginning,
     },
 };
@@ -104,9 +104,12 @@ impl Leases {
                 (None, Shadow::Lazy) => Role::LazyShadow,
                 (None, _) => Role::Shadow,
             },
-            beginnings,
-            // Who follows checks the stage, and rests on nothing that it or another one says.
-            source: source.filter(|_| stage.is_some()),
+            reuse: Reuse {
+                beginnings,
+                // Who follows checks the stage, and rests on nothing that it or another one says.
+                source: source.filter(|_| stage.is_some()),
+                on_disk: state.lets_keep(),
+            },
         };
         let (network, there) = (state.means.network.clone(), state.plan.contact(node));
         let (me, feedback, model) = (state.means.me, state.means.feedback.clone(), state.plan.model);
@@ -119,21 +122,16 @@ impl Leases {
                     return Err(HopError::Closed);
                 }
                 let patience = Duration::from_millis(LEASE_MS);
-                let offers = !lease.beginnings.is_empty();
-                let plain = Lease { beginnings: Vec::new(), source: None, ..lease.clone() };
-                let sourced = lease.source.is_some();
-                let unsourced = Lease { source: None, ..lease.clone() };
-                let mut answered = network.ask(node, &Ask::Lease(Box::new(lease)), patience).await;
-                if sourced && matches!(answered, Err(HopError::Closed)) {
-                    answered = network.ask(node, &Ask::Lease(Box::new(unsourced)), patience).await;
+                let mut answered = network.ask(node, &Ask::Lease(Box::new(lease.clone())), patience).await;
+                let mut lease = lease;
+                // A node of before does not know all that is said, and closes the stream.
+                while matches!(answered, Err(HopError::Closed))
+                    && let Some(reuse) = lease.reuse.less()
+                {
+                    lease.reuse = reuse;
+                    answered = network.ask(node, &Ask::Lease(Box::new(lease.clone())), patience).await;
                 }
-                match answered {
-                    // A node of before does not know what is offered, and closes the stream.
-                    Err(HopError::Closed) if offers => {
-                        network.ask(node, &Ask::Lease(Box::new(plain)), patience).await
-                    }
-                    answered => answered,
-                }
+                answered
             }
             .await;
             let mut load = None;

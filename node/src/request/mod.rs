@@ -70,6 +70,7 @@ use crate::{
     clock,
     sessions::peer_streams::PeerStreams,
     sessions::{Inlets, Order, Outlets, place},
+    state_store::file::Whose,
 };
 
 /// Rows of one prefill frame: enough to amortize unpacking weights, small enough that stages overlap.
@@ -311,7 +312,8 @@ impl RequestDriver {
         let worker = self.state.means.worker.get();
         self.state.report.said.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.state.remember();
-        let file = self.state.means.memory.as_ref().is_some_and(Recollections::are_on_disk);
+        let on_disk = self.state.means.memory.as_ref().is_some_and(Recollections::are_on_disk);
+        let file = on_disk.then_some(Whose::Own);
         worker.close_but(session, keep, file);
         self.state.report.segments = self.state.machine.segments().collect();
         self.state.report.times.stage_ms = self.state.timing.mean_stage_ms(self.state.machine.segments());

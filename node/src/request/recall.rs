@@ -16,7 +16,8 @@
 //! has asked. With `--verify strict` nothing is recalled: such an answer rests on nothing that was computed before it was asked.
 //! A session in which two answers differed or a node was convicted leaves nothing behind.
 //!
-//! With `--keep-state` they are on disk as well ([`super::remembered`]), and so are the states of the own worker.
+//! With `--keep-state` they are on disk as well ([`super::remembered`]), and so are the states of the own worker. With `--let-keep` stages that
+//! run with `--keep-state` may keep theirs on disk.
 //!
 //! Bounds: [`MOST_BYTES`] of rows and [`MOST`] sessions, the longest unused out first, each for [`TTL`], or as long as files keep them.
 
@@ -49,7 +50,10 @@ use crate::{
     Result, clock,
     control::Lenders,
     sessions::PlannedSource,
-    state_store::{DiskUse, Place, file::KEPT_FOR},
+    state_store::{
+        DiskUse, Place,
+        file::{KEPT_FOR, StateFile},
+    },
 };
 
 /// Rows remembered, bytes.
@@ -71,6 +75,8 @@ pub struct Recollections {
     all: Arc<Mutex<Vec<Remembered>>>,
     file: Option<RecallFile>,
     lenders: Lenders,
+    /// Whether stages may keep on disk what they computed.
+    lets_keep: bool,
     packing: Packing,
     /// Nodes of which one gave what is wrong, and it may have been the state that it had or gave.
     barred: Arc<Mutex<BTreeSet<NodeId>>>,
@@ -118,6 +124,22 @@ impl Recollections {
         Self { lenders, packing, ..self }
     }
 
+    /// The same where `lets_keep` says whether stages may keep on disk what they computed, if it says anything. Those that do have it for longer, so
+    /// that it is remembered for longer.
+    pub fn kept_by_stages(self, lets_keep: Option<bool>) -> Self {
+        Self { lets_keep: lets_keep.unwrap_or(self.lets_keep), ..self }
+    }
+
+    /// Whether stages may keep on disk what they computed.
+    pub fn lets_keep(&self) -> bool {
+        self.lets_keep
+    }
+
+    /// The file that they lie in, if there is one.
+    pub fn file(&self) -> Option<Arc<StateFile>> {
+        self.file.as_ref().map(RecallFile::file)
+    }
+
     /// These nodes neither lend nor are lent a state any more.
     pub(super) fn bar(&self, nodes: [NodeId; 2]) {
         let mut barred = self.barred.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +169,7 @@ impl Recollections {
     }
 
     fn ttl(&self) -> Duration {
-        if self.are_on_disk() { KEPT_FOR } else { TTL }
+        if self.are_on_disk() || self.lets_keep { KEPT_FOR } else { TTL }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Remembered>> {

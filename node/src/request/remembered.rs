@@ -13,7 +13,10 @@ use super::replay_log::{LoggedRows, Logs};
 use crate::{
     Result,
     clock::unix_s,
-    state_store::{DiskUse, Place, file::Name, file::StateFile},
+    state_store::{
+        DiskUse, Place, behind,
+        file::{GUESTS_NOTE, Label, Name, StateFile},
+    },
 };
 
 /// An ended prompt. Its tokens are a user's words: it has no `Debug`.
@@ -134,9 +137,16 @@ impl RecallFile {
     pub(super) fn open(place: &Place) -> Result<(Self, Vec<Remembered>)> {
         let ticket = place.ticket()?;
         let file = StateFile::open(ticket.file, ticket.secret, unix_s())?;
-        let names: Vec<Name> = file.notes().into_iter().map(|(name, _)| name).collect();
+        // What sessions of other nodes left behind lies there too.
+        let own = file.notes().into_iter().filter(|(_, note)| note != GUESTS_NOTE);
+        let names: Vec<Name> = own.map(|(name, _)| name).collect();
         let all = names.iter().filter_map(|name| read(&file.get(name, unix_s())?)).collect();
         Ok((Self(Arc::new(file)), all))
+    }
+
+    /// The file itself.
+    pub(super) fn file(&self) -> Arc<StateFile> {
+        self.0.clone()
     }
 
     /// What it takes of the disk.
@@ -147,10 +157,10 @@ impl RecallFile {
     /// Writes a session behind the caller's back: an answer does not wait for a disk.
     pub(super) fn put(&self, it: &Remembered) {
         let (name, written) = (name(it.place), written(it));
-        self.behind(move |file| {
+        behind(&self.0, move |file| {
             let bytes = bincode::encode_to_vec(written, config::standard());
             let bytes = bytes.map_err(|error| crate::Error::Failed(error.to_string()));
-            let put = bytes.and_then(|bytes| file.put(name, Vec::new(), &bytes, unix_s()));
+            let put = bytes.and_then(|bytes| file.put(Label::own(name, Vec::new()), &bytes, unix_s()));
             if let Err(error) = put {
                 tracing::debug!(%error, "what a prompt leaves behind stays in memory alone");
             }
@@ -160,14 +170,6 @@ impl RecallFile {
     /// Forgets a session.
     pub(super) fn remove(&self, place: SessionId) {
         let name = name(place);
-        self.behind(move |file| file.remove(&name));
-    }
-
-    fn behind(&self, work: impl FnOnce(&StateFile) + Send + 'static) {
-        let file = self.0.clone();
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || work(&file))),
-            Err(_) => work(&file),
-        }
+        behind(&self.0, move |file| file.remove(&name));
     }
 }

@@ -29,7 +29,7 @@ use super::{
     draft::Drafts,
     followers::Followers,
     plan::{Means, Plan, Report},
-    recall::Recalled,
+    recall::{Recalled, Recollections},
     remembered::Remembered,
     replay_log::Logs,
     timing::Timing,
@@ -88,6 +88,11 @@ impl RequestState {
 
     pub(super) fn strict(&self) -> bool {
         self.plan.checking.verify == Verify::Strict
+    }
+
+    /// Whether stages may keep on disk what they compute of it. Nothing goes on from what is not remembered here.
+    pub(super) fn lets_keep(&self) -> bool {
+        !self.strict() && self.means.memory.as_ref().is_some_and(Recollections::lets_keep)
     }
 
     /// Layers of the model.

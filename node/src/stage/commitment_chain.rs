@@ -23,7 +23,10 @@ use p2p::{
 };
 use scheduler::{NodeId, SessionId};
 
-use super::prefixes::{Found, Origin, Step};
+use super::{
+    prefixes::{Found, Origin},
+    step::Step,
+};
 use crate::sessions::JOBS_AHEAD;
 
 /// Jobs whose outputs are not there yet.
@@ -42,6 +45,8 @@ pub(super) struct CommitmentChain {
     steps: Vec<Step>,
     waiting: VecDeque<Inputs>,
     last: Option<Commit>,
+    /// Whether each of its leases permits that the state is kept on disk.
+    on_disk: bool,
     /// Who gave the state that it went on from.
     rests_on: Option<NodeId>,
     /// What rows have not shown to be right yet: of what it went on from, or of what it has computed here all the same.
@@ -163,6 +168,7 @@ impl CommitmentChain {
             steps,
             waiting,
             last: None,
+            on_disk: lease.reuse.on_disk,
             rests_on: None,
             fetched: None,
             void: false,
@@ -206,7 +212,12 @@ impl CommitmentChain {
         self.confirmed = self.positions();
     }
 
-    /// What it was agreed on, and the steps that a later session may go on from: none of their rows can be rejected.
+    /// What it was agreed on.
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The same, and the steps that a later session may go on from: none of their rows can be rejected.
     pub(super) fn keepable(&self) -> (&Terms, Vec<Step>) {
         let sound = !self.void && (self.fetched.is_none() || self.rests_on.is_none());
         let confirmed = if sound { self.steps.len().min(self.confirmed as usize) } else { 0 };
@@ -233,9 +244,15 @@ impl CommitmentChain {
         (layers, rounding, kind) == (&lease.layers, &lease.rounding, &lease.kind)
     }
 
-    /// Goes on under a new epoch with the positions below `have`; says how many there are.
-    pub(super) fn adopt(&mut self, epoch: u32, have: u32) -> u32 {
-        self.chain.adopt(epoch, have);
+    /// Whether what a later session may go on from may be on disk: the requester permits it, and it was computed here.
+    pub(super) fn may_be_filed(&self) -> bool {
+        self.on_disk && self.rests_on.is_none()
+    }
+
+    /// Goes on under a later lease with the positions below `have`; says how many there are.
+    pub(super) fn adopt(&mut self, lease: &Lease, have: u32) -> u32 {
+        self.on_disk &= lease.reuse.on_disk;
+        self.chain.adopt(lease.epoch, have);
         self.truncate(have);
         self.waiting.clear();
         self.confirmed = self.confirmed.min(self.positions());
@@ -338,7 +355,51 @@ impl CommitmentChain {
 
 #[cfg(test)]
 mod tests {
+    use p2p::{
+        codec::Rounding,
+        wire::control::{Reuse, Role},
+    };
+    use scheduler::{LayerRange, ModelId, SessionKind};
+
     use super::*;
+
+    fn lease(epoch: u32, on_disk: bool) -> Lease {
+        Lease {
+            session: SessionId::numbered(1),
+            epoch,
+            model: ModelId::numbered(1),
+            layers: LayerRange::new(1, 3).unwrap(),
+            positions: 64,
+            at: 0,
+            rounding: Rounding::NONE,
+            kind: SessionKind::DEFAULT,
+            next: None,
+            previous: None,
+            log: true,
+            ttl_ms: 1_000,
+            role: Role::Stage,
+            reuse: Reuse { on_disk, ..Reuse::default() },
+        }
+    }
+
+    /// One lease that does not permit it is enough, whichever it is; and what another node gave is not put on disk.
+    #[test]
+    fn a_state_may_be_filed_where_all_of_its_leases_permit_it() {
+        let filed = |leases: &[bool]| {
+            let it = (1, Class::D1);
+            let mut word = CommitmentChain::new(&lease(1, leases[0]), NodeId::numbered(1), it, 9, 9);
+            for (epoch, permits) in (2..).zip(&leases[1..]) {
+                word.adopt(&lease(epoch, *permits), 0);
+            }
+            word
+        };
+        let may = |leases: &[bool]| filed(leases).may_be_filed();
+        assert!(may(&[true]) && may(&[true, true, true]));
+        assert!(!may(&[false]) && !may(&[false, true]) && !may(&[true, false, true]));
+        let mut rests = filed(&[true]);
+        rests.rests_on = Some(NodeId::numbered(2));
+        assert!(!rests.may_be_filed());
+    }
 
     /// An honest holder is not blamed for what follows from rows that its requester changed.
     #[test]

@@ -17,6 +17,7 @@ use super::{
 use crate::worker::{DraftIds, Job, JobInput, Want};
 use crate::{
     clock,
+    state_store::file::Whose,
     worker::{OpenSession, Worker},
 };
 #[cfg(debug_assertions)]
@@ -40,9 +41,10 @@ impl Running {
         let kept = self.inputs.get_mut(&start).filter(|_| earlier).map_or(u32::MAX, Inputs::begin_epoch);
         // A session that has computed something here goes on from that.
         let fresh = !self.inputs.contains_key(&start);
-        let source = lease.source.as_ref().filter(|_| lease.role == Role::Stage);
+        let source = lease.reuse.source.as_ref().filter(|_| lease.role == Role::Stage);
         let from = source.map(|source| source.permit.holder);
-        let find = || self.stage.prefixes.find(self.stage.requester, &lease.beginnings, from, Clock::now());
+        let offered = &lease.reuse.beginnings;
+        let find = || self.stage.prefixes.find(self.stage.requester, offered, from, Clock::now());
         let mut found = if fresh { find() } else { None };
         let mut checks = false;
         if let Some(source) = source.filter(|_| fresh && found.is_none())
@@ -138,7 +140,7 @@ impl Running {
         if have > 0
             && let Some(word) = self.words.get_mut(&start).filter(|word| word.fits(lease))
         {
-            return word.adopt(lease.epoch, have).min(have);
+            return word.adopt(lease, have).min(have);
         }
         let mut random = [0; 4];
         if let Err(error) = getrandom::fill(&mut random) {
@@ -164,21 +166,27 @@ impl Running {
     }
 
     /// When the requester has released all that it leased: what to keep of it for the next session of this requester, by first
-    /// layer, and how many positions.
-    pub(super) fn keep(&self) -> Vec<(u32, u32)> {
+    /// layer, and how many positions; and whether on disk.
+    pub(super) fn keep(&self) -> (Vec<(u32, u32)>, Option<Whose>) {
         if !self.leases.is_empty() || self.jobs > 0 {
-            return Vec::new();
+            return (Vec::new(), None);
         }
+        let permitted = |word: &CommitmentChain| {
+            word.may_be_filed() && self.stage.prefixes.are_on_disk(word.terms().model)
+        };
+        // The worker is told of the session as a whole.
+        let on_disk = self.words.values().all(permitted);
         let (now, place) = (Clock::now(), self.stage.place());
         let governor = self.stage.network.governor();
         let kept = self.words.iter().filter_map(|(start, word)| {
             let (terms, steps) = word.keepable();
             let positions = steps.len() as u32;
-            let freed = self.stage.prefixes.keep((place, terms), (steps, word.origin()), governor, now)?;
+            let what = (steps, word.origin(), on_disk);
+            let freed = self.stage.prefixes.keep((place, terms), what, governor, now)?;
             self.stage.worker.forget(&freed);
             Some((*start, positions))
         });
-        kept.collect()
+        (kept.collect(), on_disk.then_some(Whose::Guest))
     }
 
     /// Says how far the node is, with what it keeps for a lease beside its cache of `have` positions; what it must compute

@@ -16,6 +16,7 @@
 //! for, for as long as its lease says, is closed and its KV freed.
 
 mod commitment_chain;
+mod filed_prefixes;
 mod grant;
 mod inputs;
 mod lazy_log;
@@ -23,6 +24,7 @@ mod neighbors;
 mod pages;
 mod prefixes;
 mod served;
+mod step;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -185,12 +187,11 @@ impl Stage {
             running.go_through();
             running.settle();
         }
-        let keep = running.keep();
+        let (keep, file) = running.keep();
         let Running { stage, .. } = running;
         stage.table.leave(stage.requester, stage.session);
         let worker = stage.worker.get();
-        // What strangers asked stays in memory.
-        worker.close_but(stage.place(), keep, false);
+        worker.close_but(stage.place(), keep, file);
         let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
         drop((permit, slot));

@@ -39,7 +39,8 @@ use tokio::{
 
 use super::{
     Stage, commitment_chain,
-    prefixes::{Found, Origin, Prefixes, Step},
+    prefixes::{Found, Origin, Prefixes},
+    step::Step,
 };
 use crate::{
     clock,
@@ -134,7 +135,7 @@ async fn fetch_to(
     let steps = rows.into_iter().map(|[input, output]| Step { input, output }).collect();
     let now = Clock::now();
     let origin = Origin { holder: permit.holder, shown: false };
-    let freed = stage.prefixes.keep((place, &terms), (steps, Some(origin)), governor, now);
+    let freed = stage.prefixes.keep((place, &terms), (steps, Some(origin), false), governor, now);
     stage.worker.forget(&freed.ok_or("no more room for beginnings of this requester")?);
     let found = stage.prefixes.find(stage.requester, &[beginning], Some(permit.holder), now);
     Ok((found.ok_or("it is gone again")?, bytes))

@@ -7,8 +7,12 @@
 //! Only who asked for a session finds it again: names are keyed by the requester, and an entry is given to that one alone. A time
 //! to the first token tells no node what another has asked.
 //!
+//! Where the requester permits it and this node runs with `--keep-state`, worker and daemon keep both on disk too ([`super::filed_prefixes`]): such an
+//! entry outlasts the memory of the worker, and the process.
+//!
 //! Bounds: positions for a requester, for an address and for all in the governor ([`Resource::Kept`]); who has used its share, or
-//! meets a full table, displaces its own oldest entries. [`TTL`] after the last use an entry is forgotten.
+//! meets a full table, displaces its own oldest entries, then those of anybody that are on disk alone. [`TTL`] after the last use an entry is
+//! forgotten, or [`KEPT_FOR`] after it was written.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,20 +24,19 @@ use p2p::{
     Governor, Permit,
     wire::{
         prefix::{self, Beginning, Name, names},
-        receipt::{Row, Terms},
+        receipt::Terms,
     },
 };
 use scheduler::{ModelId, NodeId, SessionId, governor::Resource};
 
+use super::{
+    filed_prefixes::{Filed, FiledPrefixes},
+    step::Step,
+};
+use crate::state_store::file::{KEPT_FOR, StateFile};
+
 /// As long as the worker keeps a state that is not used.
 const TTL: Duration = Duration::from_secs(600);
-
-/// What a stage did at one position.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Step {
-    pub(super) input: Row,
-    pub(super) output: Row,
-}
 
 /// The sessions that may be gone on from, shared by all sessions of a node.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +51,7 @@ struct Table {
     entries: BTreeMap<u64, Entry>,
     by_name: HashMap<Name, u64>,
     next: u64,
+    file: Option<FiledPrefixes>,
 }
 
 #[derive(Debug)]
@@ -62,6 +66,8 @@ struct Entry {
     steps: Arc<[Step]>,
     origin: Option<Origin>,
     used: Instant,
+    /// Until when it is on disk, if it is.
+    filed: Option<Instant>,
     /// Counts its positions.
     _permit: Permit,
 }
@@ -101,9 +107,24 @@ pub(super) struct Origin {
     pub(super) shown: bool,
 }
 
+impl Entry {
+    /// Whether the worker may have it in memory.
+    fn is_warm(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.used) <= TTL
+    }
+
+    /// Whether it is worth a look.
+    fn is_fresh(&self, now: Instant) -> bool {
+        self.is_warm(now) || self.filed.is_some_and(|until| now < until)
+    }
+}
+
 impl Table {
     fn remove(&mut self, number: u64) -> Option<Entry> {
         let entry = self.entries.remove(&number)?;
+        if let Some(file) = self.file.as_ref().filter(|_| entry.filed.is_some()) {
+            file.remove(entry.place, entry.first);
+        }
         for name in entry.names.iter().map(|beginning| beginning.name) {
             // A later session that begins alike has taken the name over.
             if self.by_name.get(&name) == Some(&number) {
@@ -112,12 +133,65 @@ impl Table {
         }
         Some(entry)
     }
+
+    fn add(&mut self, entry: Entry) {
+        self.next += 1;
+        let number = self.next;
+        self.by_name.extend(entry.names.iter().map(|beginning| (beginning.name, number)));
+        self.entries.insert(number, entry);
+    }
+
+    /// Who makes room for `requester` when there is none: its own oldest entry, else the oldest that is on disk alone.
+    fn yielding(&self, requester: NodeId, now: Instant) -> Option<u64> {
+        let oldest = |gives: &dyn Fn(&Entry) -> bool| {
+            let giving = self.entries.iter().filter(|(_, entry)| gives(entry));
+            giving.min_by_key(|(_, entry)| entry.used).map(|(number, _)| *number)
+        };
+        oldest(&|entry| entry.requester == requester).or_else(|| oldest(&|entry| !entry.is_warm(now)))
+    }
 }
 
 impl Prefixes {
     /// None yet; where what is not here may be fetched from other nodes, the share of it that is computed all the same.
     pub fn fetching(fetches: Option<f64>) -> Self {
         Self { fetches, ..Self::default() }
+    }
+
+    /// With those in `file` of `model`, to which is added what may be kept there.
+    pub fn on_disk(self, file: Arc<StateFile>, model: ModelId, governor: &Governor, now: Instant) -> Self {
+        let (file, all) = FiledPrefixes::open(file, model);
+        let mut table = self.lock();
+        for (it, left) in all {
+            let Filed { requester, place, first, names, steps } = it;
+            let Ok(permit) = governor.take_for(requester, Resource::Kept, steps.len() as u64) else {
+                file.remove(place, first);
+                continue;
+            };
+            // Not in memory.
+            let used = now.checked_sub(2 * TTL).unwrap_or(now);
+            let filed = Some(now + left);
+            let origin = None;
+            table.add(Entry {
+                requester,
+                model,
+                first,
+                place,
+                names,
+                steps,
+                origin,
+                used,
+                filed,
+                _permit: permit,
+            });
+        }
+        table.file = Some(file);
+        drop(table);
+        self
+    }
+
+    /// Whether what is kept of `model` may be on disk.
+    pub(super) fn are_on_disk(&self, model: ModelId) -> bool {
+        self.lock().file.as_ref().is_some_and(|file| file.model == model)
     }
 
     /// The share of fetched states that is computed all the same; `None` where nothing may be fetched.
@@ -142,7 +216,7 @@ impl Prefixes {
         let its = |beginning: &Beginning| {
             let number = *table.by_name.get(&beginning.name)?;
             let entry = table.entries.get(&number)?;
-            let fresh = now.saturating_duration_since(entry.used) <= TTL;
+            let fresh = entry.is_fresh(now);
             let fits = beginning.positions as usize <= entry.steps.len();
             let unproven = if entry.origin.is_some_and(|origin| !origin.shown) { prefix::EVERY } else { 0 };
             let positions = beginning.positions.min((entry.steps.len() as u32).saturating_sub(unproven));
@@ -177,11 +251,11 @@ impl Prefixes {
     }
 
     /// Remembers what the session in `place` did under `terms`, or what was fetched from another node under that name; returns the sessions that need not be kept any longer, because this one
-    /// begins with all that they computed, or others took their share; `None` when there is no room for it.
+    /// begins with all that they computed, or others took their share; `None` when there is no room for it. With `on_disk` it is written, too.
     pub(super) fn keep(
         &self,
         (place, terms): (SessionId, &Terms),
-        (steps, origin): (Vec<Step>, Option<Origin>),
+        (steps, origin, on_disk): (Vec<Step>, Option<Origin>, bool),
         governor: &Governor,
         now: Instant,
     ) -> Option<Vec<SessionId>> {
@@ -192,11 +266,13 @@ impl Prefixes {
         let whole = |entry: &Entry| {
             entry.requester == requester && entry.names.last().is_some_and(|end| names.contains(end))
         };
-        let late = |entry: &Entry| now.saturating_duration_since(entry.used) > TTL;
+        let late = |entry: &Entry| !entry.is_fresh(now);
+        // A session that was called the same is another one, and its state goes.
+        let same = |entry: &Entry| (entry.place, entry.first) == (place, terms.layers.start());
         let gone: Vec<u64> = table
             .entries
             .iter()
-            .filter(|(_, entry)| whole(entry) || late(entry))
+            .filter(|(_, entry)| whole(entry) || late(entry) || same(entry))
             .map(|(number, _)| *number)
             .collect();
         let mut freed: Vec<SessionId> =
@@ -205,29 +281,31 @@ impl Prefixes {
             match governor.take_for(requester, Resource::Kept, steps.len() as u64) {
                 Ok(permit) => break permit,
                 Err(_) => {
-                    let its = table.entries.iter().filter(|(_, entry)| entry.requester == requester);
-                    let oldest = its.min_by_key(|(_, entry)| entry.used).map(|(number, _)| *number);
-                    let entry = oldest.and_then(|number| table.remove(number))?;
+                    let entry = table.yielding(requester, now).and_then(|number| table.remove(number))?;
                     freed.push(entry.place);
                 }
             }
         };
-        table.next += 1;
-        let number = table.next;
-        table.by_name.extend(names.iter().map(|beginning| (beginning.name, number)));
         let (model, first) = (terms.model, terms.layers.start());
-        let entry = Entry {
+        let steps: Arc<[Step]> = steps.into();
+        let file = table.file.as_ref().filter(|file| on_disk && file.model == model);
+        if let Some(file) = file {
+            let (names, steps) = (names.clone(), steps.clone());
+            file.put(Filed { requester, place, first, names, steps });
+        }
+        let filed = file.map(|_| now + KEPT_FOR);
+        table.add(Entry {
             requester,
             model,
             first,
             place,
             names,
-            steps: steps.into(),
+            steps,
             origin,
             used: now,
+            filed,
             _permit: permit,
-        };
-        table.entries.insert(number, entry);
+        });
         // A session has an entry for each range: what one of them needs is not forgotten for another.
         freed.retain(|place| table.entries.values().all(|entry| entry.place != *place));
         Some(freed)
@@ -238,18 +316,15 @@ impl Prefixes {
 mod tests {
     use p2p::{
         codec::{Rounding, Wire},
-        wire::announce::Class,
+        wire::{announce::Class, receipt::Row},
     };
-    use scheduler::{LayerRange, SessionKind};
+    use scheduler::{LayerRange, SessionKind, governor::Limits};
 
     use super::*;
+    use crate::{clock::unix_s, state_store::file::BLOCK};
 
-    /// What rests on another node's word serves where the requester named that node, and goes to no third one under this one's name.
-    #[test]
-    fn a_state_of_another_node_serves_where_that_is_named_and_is_not_lent() {
-        let (prefixes, governor, now) = (Prefixes::default(), Governor::default(), Instant::now());
-        let (requester, holder) = (NodeId::numbered(1), NodeId::numbered(2));
-        let terms = Terms {
+    fn terms(requester: NodeId) -> Terms {
+        Terms {
             session: SessionId::numbered(3),
             requester,
             model: ModelId::numbered(4),
@@ -259,13 +334,107 @@ mod tests {
             rounding: Rounding::NONE,
             kind: SessionKind::DEFAULT,
             inner: false,
-        };
+        }
+    }
+
+    /// 48 positions.
+    fn steps(first: u32) -> Vec<Step> {
         let row = |at: u32| Row::of(Wire::Raw, &(at as f32).to_le_bytes());
-        let steps: Vec<Step> = (0..48).map(|at| Step { input: row(at), output: row(at) }).collect();
+        (first..first + 48).map(|at| Step { input: row(at), output: row(at + 1) }).collect()
+    }
+
+    fn last(requester: NodeId, first: u32) -> Beginning {
+        let steps = steps(first);
+        *names(&terms(requester), steps.iter().map(|step| &step.input)).last().unwrap()
+    }
+
+    fn file(blocks: usize) -> std::fs::File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len((blocks * BLOCK) as u64).unwrap();
+        file
+    }
+
+    /// As a node does that starts now.
+    fn started(file: &std::fs::File, governor: &Governor) -> Prefixes {
+        let states = StateFile::open(file.try_clone().unwrap(), [7; 32], unix_s()).unwrap();
+        Prefixes::default().on_disk(Arc::new(states), ModelId::numbered(4), governor, Instant::now())
+    }
+
+    /// What a requester permits outlasts memory and process, for that requester, until the worker has it no more; nothing else does.
+    #[test]
+    fn what_may_be_on_disk_is_found_after_a_restart_by_who_asked_for_it() {
+        let (file, governor, now) = (file(64), Governor::default(), Instant::now());
+        let requester = NodeId::numbered(1);
+        let prefixes = started(&file, &governor);
+        for (session, on_disk) in [(5, true), (6, false)] {
+            let what = (steps(100 * session as u32), None, on_disk);
+            let place = SessionId::numbered(session);
+            prefixes.keep((place, &terms(requester)), what, &governor, now).unwrap();
+        }
+        let there = |prefixes: &Prefixes, later| {
+            let found = |first| prefixes.find(requester, &[last(requester, first)], None, now + later);
+            [500, 600].map(|first| found(first).map(|found| (found.place, found.positions)))
+        };
+        let both = [5, 6].map(|session| Some((SessionId::numbered(session), 48)));
+        assert_eq!(there(&prefixes, Duration::ZERO), both);
+        assert_eq!(there(&prefixes, TTL * 2), [both[0], None], "memory's time is over");
+        drop(prefixes);
+        let prefixes = started(&file, &Governor::default());
+        assert_eq!(there(&prefixes, Duration::ZERO), [both[0], None]);
+        assert_eq!(there(&prefixes, KEPT_FOR + TTL), [None, None], "and so is the disk's");
+        let other = NodeId::numbered(2);
+        assert!(prefixes.find(other, &[last(requester, 500)], None, now).is_none());
+        let found = prefixes.find(requester, &[last(requester, 500)], None, now).unwrap();
+        assert_eq!(found.steps[..], steps(500)[..]);
+        prefixes.forget(found.number);
+        assert_eq!(there(&started(&file, &Governor::default()), Duration::ZERO), [None, None]);
+    }
+
+    #[test]
+    fn a_session_of_the_same_name_replaces_the_one_before() {
+        let (file, governor, now) = (file(64), Governor::default(), Instant::now());
+        let (requester, place) = (NodeId::numbered(1), SessionId::numbered(5));
+        let prefixes = started(&file, &governor);
+        for (first, on_disk) in [(0, true), (100, false)] {
+            let freed =
+                prefixes.keep((place, &terms(requester)), (steps(first), None, on_disk), &governor, now);
+            assert_eq!(freed, Some(Vec::new()), "the worker has the later one there");
+        }
+        let found = |prefixes: &Prefixes, first| {
+            prefixes.find(requester, &[last(requester, first)], None, now).is_some()
+        };
+        assert_eq!([0, 100].map(|first| found(&prefixes, first)), [false, true]);
+        assert!(!found(&started(&file, &Governor::default()), 0), "its record went with it");
+    }
+
+    /// What is on disk alone takes no place from who was here lately.
+    #[test]
+    fn what_is_on_disk_alone_makes_room() {
+        let limits = Limits::default().set(Resource::Kept, [96, 96, 96]);
+        let (file, now) = (file(64), Instant::now());
+        let governor = Governor::new(limits);
+        let prefixes = started(&file, &governor);
+        let keep = |node, at| {
+            let (requester, place) = (NodeId::numbered(node), SessionId::numbered(node));
+            prefixes.keep((place, &terms(requester)), (steps(0), None, true), &governor, at)
+        };
+        assert!(keep(1, now).is_some() && keep(2, now).is_some());
+        assert_eq!(keep(3, now), None, "both may still be in memory");
+        assert_eq!(keep(3, now + TTL * 2), Some(vec![SessionId::numbered(1)]));
+    }
+
+    /// What rests on another node's word serves where the requester named that node, and goes to no third one under this one's name.
+    #[test]
+    fn a_state_of_another_node_serves_where_that_is_named_and_is_not_lent() {
+        let (prefixes, governor, now) = (Prefixes::default(), Governor::default(), Instant::now());
+        let (requester, holder) = (NodeId::numbered(1), NodeId::numbered(2));
+        let terms = terms(requester);
+        let steps = steps(0);
         let all = names(&terms, steps.iter().map(|step| &step.input));
         let last = *all.last().unwrap();
-        let keep =
-            |origin| prefixes.keep((SessionId::numbered(5), &terms), (steps.clone(), origin), &governor, now);
+        let keep = |origin| {
+            prefixes.keep((SessionId::numbered(5), &terms), (steps.clone(), origin, false), &governor, now)
+        };
         let found = |source| prefixes.find(requester, &[last], source, now).map(|found| found.positions);
         let lends = || prefixes.lend(requester, last, now).is_some();
         keep(Some(Origin { holder, shown: false })).unwrap();

@@ -3,7 +3,7 @@
 //! ```text
 //! file    = blocks of [`BLOCK`] bytes
 //! record  = a head block and the blocks that it names, in any order in the file
-//! head    = "SKS1" | salt 16 | length u32 | sealed { number, written_s, name, note, raw length, blocks }
+//! head    = "SKS1", or "SKG1" of a guest | salt 16 | length u32 | sealed { number, written_s, name, note, raw length, blocks }
 //! block   = sealed piece of the packed payload
 //! packed  = the payload, see [`crate::byte_planes`]
 //! ```
@@ -13,11 +13,12 @@
 //! last and wiped first, so a record that was cut short by the end of the process is none, and what another record has
 //! overwritten does not open. Integers are little endian.
 //!
-//! Bounds: the blocks that the file was given; [`MAX_RECORD`] bytes of a payload; records are forgotten [`KEPT_FOR`] after they
-//! were written, and the least recently used ones when there is no room.
+//! Bounds: the blocks that the file was given, half of them for records of guests; [`MAX_RECORD`] bytes of a payload; records are forgotten
+//! [`KEPT_FOR`] after they were written, and the least recently used ones when there is no room.
 
 use std::{
     collections::HashMap,
+    fmt,
     fs::File,
     io::{self, Seek, SeekFrom},
     os::unix::fs::{FileExt, MetadataExt},
@@ -45,12 +46,48 @@ pub const MAX_NOTE: usize = 32 << 10;
 pub const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3_600);
 /// What a sealed piece is longer than the piece.
 const TAG: usize = 16;
-const MAGIC: &[u8; 4] = b"SKS1";
+/// What a head begins with, by whose it is.
+const MAGICS: [(Whose, &[u8; 4]); 2] = [(Whose::Own, b"SKS1"), (Whose::Guest, b"SKG1")];
 /// Bytes of a head before what is sealed.
-const PLAIN: usize = MAGIC.len() + sealed::SALT_BYTES + 4;
+const PLAIN: usize = 4 + sealed::SALT_BYTES + 4;
+
+/// The note of records about sessions of other nodes, in a file that has such about own prompts too.
+pub const GUESTS_NOTE: &[u8] = b"guest";
 
 /// What a record is called.
 pub type Name = [u8; 32];
+
+/// Of whose prompt a record is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum Whose {
+    /// This node's.
+    Own,
+    /// Another node's, which permits that it is kept.
+    Guest,
+}
+
+impl Whose {
+    fn magic(self) -> &'static [u8; 4] {
+        MAGICS[self as usize].1
+    }
+}
+
+/// What a record is called, and what is told of it without reading it.
+pub struct Label {
+    /// Its name.
+    pub name: Name,
+    /// What its writer wants to know of it, at most [`MAX_NOTE`] bytes.
+    pub note: Vec<u8>,
+    /// Of whose prompt it is.
+    pub whose: Whose,
+}
+
+impl Label {
+    /// Of an own prompt.
+    pub fn own(name: Name, note: Vec<u8>) -> Self {
+        Self { name, note, whose: Whose::Own }
+    }
+}
 
 #[derive(Encode, Decode)]
 struct Head {
@@ -65,6 +102,7 @@ struct Head {
 /// A record, as the index has it.
 #[derive(Clone)]
 struct Record {
+    whose: Whose,
     number: u64,
     /// When it was last written or read, in the order of all of that.
     used: u64,
@@ -92,6 +130,12 @@ impl Index {
         self.next
     }
 
+    /// Blocks of records of guests.
+    fn guests(&self) -> usize {
+        let guests = self.records.values().filter(|record| record.whose == Whose::Guest);
+        guests.map(|record| record.blocks.len() + 1).sum()
+    }
+
     fn take_out(&mut self, name: &Name) -> Option<Record> {
         let record = self.records.remove(name)?;
         self.free.extend(record.blocks.iter().copied().chain([record.head]));
@@ -104,6 +148,12 @@ pub struct StateFile {
     file: File,
     secret: [u8; 32],
     index: Mutex<Index>,
+}
+
+impl fmt::Debug for StateFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StateFile")
+    }
 }
 
 /// What a file takes of the disk, bytes.
@@ -162,10 +212,11 @@ impl StateFile {
         for block in 0..count {
             let at = u64::from(block) * BLOCK as u64;
             file.read_exact_at(&mut plain, at)?;
-            let (magic, rest) = plain.split_at(MAGIC.len());
+            let (magic, rest) = plain.split_at(4);
+            let Some((whose, _)) = MAGICS.into_iter().find(|(_, known)| *known == magic) else { continue };
             let (salt, length) = rest.split_at(sealed::SALT_BYTES);
             let length = length.try_into().map_or(0, u32::from_le_bytes) as usize;
-            if magic != MAGIC || length > BLOCK - PLAIN {
+            if length > BLOCK - PLAIN {
                 continue;
             }
             let mut bytes = vec![0; length];
@@ -175,13 +226,13 @@ impl StateFile {
                 continue;
             };
             let Ok(salt) = salt.try_into() else { continue };
-            heads.push((block, salt, head));
+            heads.push((block, whose, salt, head));
         }
         // What was written last holds its blocks: what it overwrote is gone.
-        heads.sort_by_key(|(_, _, head)| std::cmp::Reverse(head.number));
+        heads.sort_by_key(|(.., head)| std::cmp::Reverse(head.number));
         let mut taken = vec![false; count as usize];
         let mut index = Index { records: HashMap::new(), free: Vec::new(), count: count as usize, next: 0 };
-        for (block, salt, head) in heads {
+        for (block, whose, salt, head) in heads {
             let all = || head.blocks.iter().copied().chain([block]);
             let late = now_s.saturating_sub(head.written_s) > KEPT_FOR.as_secs();
             let whole = all().all(|block| taken.get(block as usize) == Some(&false));
@@ -191,6 +242,7 @@ impl StateFile {
             all().for_each(|block| taken[block as usize] = true);
             index.next = index.next.max(head.number);
             let record = Record {
+                whose,
                 number: head.number,
                 used: head.number,
                 written_s: head.written_s,
@@ -255,15 +307,16 @@ impl StateFile {
     ///
     /// # Errors
     /// When payload or note are too long, or larger than the file; when it cannot be written.
-    pub fn put(&self, name: Name, note: Vec<u8>, payload: &[u8], now_s: u64) -> Result<()> {
-        if payload.len() > MAX_RECORD || note.len() > MAX_NOTE {
+    pub fn put(&self, label: Label, payload: &[u8], now_s: u64) -> Result<()> {
+        let (name, whose) = (label.name, label.whose);
+        if payload.len() > MAX_RECORD || label.note.len() > MAX_NOTE {
             return Err(failed("the state is too large to be kept"));
         }
         self.remove(&name);
         let packed = pack(payload)?;
         let pieces = packed.len().div_ceil(BLOCK - TAG);
-        let (mut blocks, number) = self.room(pieces + 1)?;
-        let written = self.write(name, note, (payload.len(), &packed), number, now_s, &mut blocks);
+        let (mut blocks, number) = self.room(pieces + 1, whose)?;
+        let written = self.write(label, (payload.len(), &packed), number, now_s, &mut blocks);
         let mut index = lock(&self.index);
         match written {
             Ok(record) => drop(index.records.insert(name, record)),
@@ -275,20 +328,26 @@ impl StateFile {
         Ok(())
     }
 
-    /// So many blocks, and the number of what is written to them.
-    fn room(&self, count: usize) -> Result<(Vec<u32>, u64)> {
+    /// So many blocks, and the number of what is written to them. Guests have half of the file at most, and make room for each other
+    /// first where that would be more.
+    fn room(&self, count: usize, whose: Whose) -> Result<(Vec<u32>, u64)> {
         loop {
             let oldest = {
                 let mut index = lock(&self.index);
-                if count > index.count {
+                let guest = whose == Whose::Guest;
+                let most = if guest { index.count / 2 } else { index.count };
+                if count > most {
                     return Err(failed("the state is larger than its file"));
                 }
-                let left = index.free.len().checked_sub(count);
+                let crowded = guest && index.guests() + count > most;
+                let left = index.free.len().checked_sub(count).filter(|_| !crowded);
                 if let Some(left) = left {
                     let number = index.used();
                     return Ok((index.free.split_off(left), number));
                 }
-                index.records.iter().min_by_key(|(_, record)| record.used).map(|(name, _)| *name)
+                let yields = |record: &Record| !crowded || record.whose == Whose::Guest;
+                let yielding = index.records.iter().filter(|(_, record)| yields(record));
+                yielding.min_by_key(|(_, record)| record.used).map(|(name, _)| *name)
             };
             let Some(oldest) = oldest else { return Err(failed("the state is larger than its file")) };
             self.remove(&oldest);
@@ -298,8 +357,7 @@ impl StateFile {
     /// Writes to `blocks`, the last of which becomes the head.
     fn write(
         &self,
-        name: Name,
-        note: Vec<u8>,
+        Label { name, note, whose }: Label,
         (raw_bytes, packed): (usize, &[u8]),
         number: u64,
         written_s: u64,
@@ -332,8 +390,8 @@ impl StateFile {
         if told.len() > BLOCK - PLAIN {
             return Err(failed("the note of a state is too long"));
         }
-        self.write_at(*head, &[MAGIC.as_slice(), &salt, &length.to_le_bytes(), &told].concat())?;
-        Ok(Record { number, used: number, written_s, note, raw_bytes, salt, head: *head, blocks })
+        self.write_at(*head, &[whose.magic().as_slice(), &salt, &length.to_le_bytes(), &told].concat())?;
+        Ok(Record { whose, number, used: number, written_s, note, raw_bytes, salt, head: *head, blocks })
     }
 
     fn write_at(&self, block: u32, bytes: &[u8]) -> io::Result<()> {
@@ -384,7 +442,7 @@ mod tests {
         let lengths = [0, 1, 2, 3, BLOCK - TAG, GROUP, GROUP + 1, 2 * GROUP - 7];
         for (name, length) in (0..).zip(lengths) {
             let states = open(&file, 9);
-            states.put([name; 32], vec![name; 9], &payload(name, length), 9).unwrap();
+            states.put(Label::own([name; 32], vec![name; 9]), &payload(name, length), 9).unwrap();
             assert_eq!(states.get(&[name; 32], 9), Some(payload(name, length)));
         }
         let again = open(&file, 9);
@@ -392,13 +450,16 @@ mod tests {
         assert_eq!(kept, [6, 7], "33 and 17 blocks of 64: the last two fit, with all that was smaller gone");
         let note = |states: &StateFile| states.notes().into_iter().find(|(name, _)| *name == [7; 32]);
         assert_eq!(note(&again), Some(([7; 32], vec![7; 9])));
-        again.put([6; 32], vec![1], &[5; 100], 9).unwrap();
+        again.put(Label::own([6; 32], vec![1]), &[5; 100], 9).unwrap();
         assert_eq!(open(&file, 9).get(&[6; 32], 9), Some(vec![5; 100]), "in place of the older one");
         again.remove(&[6; 32]);
         assert_eq!(open(&file, 9).get(&[6; 32], 9), None);
-        assert!(again.put([9; 32], Vec::new(), &payload(9, 5 * GROUP), 9).is_err(), "no file is so large");
-        assert!(again.put([9; 32], vec![0; MAX_NOTE + 1], &[], 9).is_err());
-        again.put([8; 32], Vec::new(), &[1; 9], 9).unwrap();
+        assert!(
+            again.put(Label::own([9; 32], Vec::new()), &payload(9, 5 * GROUP), 9).is_err(),
+            "no file is so large"
+        );
+        assert!(again.put(Label::own([9; 32], vec![0; MAX_NOTE + 1]), &[], 9).is_err());
+        again.put(Label::own([8; 32], Vec::new()), &[1; 9], 9).unwrap();
         assert_eq!(open(&file, 9 + 7 * DAY_S).get(&[8; 32], 9 + 7 * DAY_S), Some(vec![1; 9]));
         assert_eq!(again.get(&[8; 32], 10 + 7 * DAY_S), None, "its time is over");
         let other = StateFile::open(file.try_clone().unwrap(), [8; 32], 9).unwrap();
@@ -411,10 +472,10 @@ mod tests {
         let file = file(9);
         let states = open(&file, 9);
         for name in 1..=3 {
-            states.put([name; 32], Vec::new(), &payload(name, 2 * BLOCK - 99), 9).unwrap();
+            states.put(Label::own([name; 32], Vec::new()), &payload(name, 2 * BLOCK - 99), 9).unwrap();
         }
         assert!(states.get(&[1; 32], 9).is_some());
-        states.put([4; 32], Vec::new(), &payload(4, 2 * BLOCK - 99), 9).unwrap();
+        states.put(Label::own([4; 32], Vec::new()), &payload(4, 2 * BLOCK - 99), 9).unwrap();
         let there = |states: &StateFile| {
             (1..=4).filter(|name| states.get(&[*name; 32], 9).is_some()).collect::<Vec<_>>()
         };
@@ -429,14 +490,38 @@ mod tests {
         assert_eq!(there(&open(&file, 9)), [1]);
     }
 
+    /// Guests take half of the file at most, of each other first, also after it was opened again.
+    #[test]
+    fn guests_leave_half_of_the_file_to_its_owner() {
+        let file = file(12);
+        let three = |name| payload(name, 2 * BLOCK - 99);
+        let guest = |name| Label { whose: Whose::Guest, ..Label::own([name; 32], Vec::new()) };
+        let there = |states: &StateFile| {
+            (1..=9).filter(|name| states.get(&[*name; 32], 9).is_some()).collect::<Vec<_>>()
+        };
+        let states = open(&file, 9);
+        states.put(Label::own([1; 32], Vec::new()), &three(1), 9).unwrap();
+        for name in 2..=4 {
+            states.put(guest(name), &three(name), 9).unwrap();
+        }
+        assert_eq!(there(&states), [1, 3, 4], "six blocks hold two of them");
+        assert!(states.put(guest(5), &payload(5, 6 * BLOCK), 9).is_err(), "more than half");
+        states.put(Label::own([6; 32], Vec::new()), &three(6), 9).unwrap();
+        let states = open(&file, 9);
+        states.put(guest(7), &three(7), 9).unwrap();
+        assert_eq!(there(&states), [1, 4, 6, 7], "no record of the owner gave way");
+        states.put(Label::own([8; 32], Vec::new()), &three(8), 9).unwrap();
+        assert_eq!(there(&states), [4, 6, 7, 8], "the owner takes what was used least, whosever it is");
+    }
+
     /// Every byte counts: a file that was changed anywhere gives what was written or nothing.
     #[test]
     fn a_damaged_file_gives_what_was_written_or_nothing() {
         let file = file(8);
         let states = open(&file, 9);
         let (one, two) = (vec![3; 500], payload(2, 300));
-        states.put([1; 32], b"one".to_vec(), &one, 9).unwrap();
-        states.put([2; 32], b"two".to_vec(), &two, 9).unwrap();
+        states.put(Label::own([1; 32], b"one".to_vec()), &one, 9).unwrap();
+        states.put(Label::own([2; 32], b"two".to_vec()), &two, 9).unwrap();
         let mut lost = 0;
         for at in (0..8 * BLOCK as u64).step_by(20_011) {
             let mut byte = [0];

@@ -1,4 +1,5 @@
-//! States of ended sessions on disk, for prompts of the next days that begin like them: `--keep-state`.
+//! States of ended sessions on disk, for prompts of the next days that begin like them: `--keep-state`. They are of own prompts, and of those of other
+//! nodes that permit it (`--let-keep`).
 //!
 //! A process that may open files makes the file ([`Place`]); the process that computes gets its descriptor and the key
 //! ([`Ticket`]), and keeps what it has computed there ([`StateStore`]). Writing happens on a thread of its own, one state at a
@@ -27,7 +28,7 @@ use data_encoding::HEXLOWER;
 use shard::state::SessionState;
 
 pub use self::file::DiskUse;
-use self::file::{BLOCK, KEPT_FOR, MAX_RECORD, Name, StateFile, disk_use};
+use self::file::{BLOCK, KEPT_FOR, Label, MAX_RECORD, Name, StateFile, disk_use};
 use crate::{Error, Result, clock::unix_s, sealed};
 
 /// What the key of these files is for.
@@ -131,9 +132,17 @@ fn tidy(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Does something with a file that nobody waits for: an answer does not wait for a disk.
+pub fn behind(file: &Arc<StateFile>, work: impl FnOnce(&StateFile) + Send + 'static) {
+    let file = file.clone();
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || work(&file))),
+        Err(_) => work(&file),
+    }
+}
+
 struct Save {
-    name: Name,
-    note: Vec<u8>,
+    label: Label,
     state: SessionState,
 }
 
@@ -157,11 +166,9 @@ impl StateStore {
         let (to, writing) = (file.clone(), Arc::new(AtomicUsize::new(0)));
         let busy = writing.clone();
         thread::Builder::new().name("states".into()).spawn(move || {
-            for Save { name, note, state } in taken {
-                let saved = state
-                    .snapshot()
-                    .map_err(Error::from)
-                    .and_then(|bytes| to.put(name, note, &bytes, unix_s()));
+            for Save { label, state } in taken {
+                let saved =
+                    state.snapshot().map_err(Error::from).and_then(|bytes| to.put(label, &bytes, unix_s()));
                 if let Err(error) = saved {
                     tracing::warn!(%error, "a state is not kept on disk");
                 }
@@ -179,13 +186,13 @@ impl StateStore {
         state.share(most).filter(|state| !state.is_empty())
     }
 
-    /// Has it written under `name`; gives it back when another one is being written.
+    /// Has it written as `label` says; gives it back when another one is being written.
     ///
     /// # Errors
     /// The state, to be tried again.
-    fn save(&self, name: Name, note: Vec<u8>, state: SessionState) -> std::result::Result<(), SessionState> {
+    fn save(&self, label: Label, state: SessionState) -> std::result::Result<(), SessionState> {
         self.writing.fetch_add(1, Ordering::AcqRel);
-        self.saves.try_send(Save { name, note, state }).map_err(|refused| {
+        self.saves.try_send(Save { label, state }).map_err(|refused| {
             self.writing.fetch_sub(1, Ordering::AcqRel);
             let (TrySendError::Full(save) | TrySendError::Disconnected(save)) = refused;
             save.state
@@ -266,21 +273,19 @@ impl<T> Waiting<T> {
         Some(if left.is_zero() { COLD } else { left })
     }
 
-    /// Hands the first one to `store` if it is due and none is being written, under the name and with the note that `named` gives;
-    /// what it was of.
+    /// Hands the first one to `store` if it is due and none is being written, as `named` says; what it was of.
     pub fn write(
         &mut self,
         store: &StateStore,
         now: Instant,
-        named: impl Fn(&T) -> Option<(Name, Vec<u8>)>,
+        named: impl Fn(&T) -> Option<Label>,
     ) -> Option<T> {
         let (.., ended) = self.states.front()?;
         if now.saturating_duration_since(*ended) < COLD {
             return None;
         }
         let (of, state, ended) = self.states.pop_front()?;
-        let (name, note) = named(&of)?;
-        match store.save(name, note, state) {
+        match store.save(named(&of)?, state) {
             Ok(()) => Some(of),
             Err(state) => {
                 self.states.push_front((of, state, ended));

@@ -490,7 +490,7 @@ mod tests {
         let chunks = (0..4).map(|n| job(n, 1, 0, 256)).chain([job(9, 2, 0, 1), job(10, 2, 0, 1)]);
         check(chunks.collect(), &[&[0], &[9], &[1], &[10], &[2], &[3]]);
         // Nothing overtakes a frame that is no job; a job without a caller goes alone.
-        let close = (Ask::Close { session: bytes(1), keep: Vec::new(), file: false }, Vec::new());
+        let close = (Ask::Close { session: bytes(1), keep: Vec::new(), file: None }, Vec::new());
         check(vec![job(0, 1, 0, 1), close, job(1, 2, 0, 1)], &[&[0], &[1]]);
         check(vec![job(0, 77, 0, 1), job(1, 78, 0, 1)], &[&[0], &[1]]);
     }

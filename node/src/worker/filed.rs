@@ -1,4 +1,5 @@
-//! What the child keeps of this node's own ended sessions on disk, beside what it keeps in memory ([`super::kept`]).
+//! What the child keeps of ended sessions on disk, beside what it keeps in memory ([`super::kept`]): of this node's own, and of those of
+//! others that permit it. Which these are is the daemon's to know, and who may go on from which.
 //!
 //! The daemon's descriptor and key come with the first frame ([`crate::state_store`]). What lies there is called by session and
 //! first layer, as in memory; the note beside it says of what layers, rounding and kind it is.
@@ -11,7 +12,10 @@ use bincode::{Decode, Encode, config};
 use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::{round::Rounding, state::SessionState};
 
-use crate::state_store::{StateStore, Waiting, file::Name};
+use crate::state_store::{
+    StateStore, Waiting,
+    file::{Label, Name, Whose},
+};
 
 /// Positions that are worth reading: fewer are computed sooner.
 const WORTH: usize = 64;
@@ -55,7 +59,7 @@ fn words(rounding: &Rounding) -> String {
 pub(super) struct Filed {
     store: StateStore,
     notes: HashMap<(SessionId, u32), Note>,
-    waiting: Waiting<Note>,
+    waiting: Waiting<(Note, Whose)>,
 }
 
 impl Filed {
@@ -69,19 +73,24 @@ impl Filed {
         Self { store, notes, waiting: Waiting::new(usize::MAX) }
     }
 
-    /// A range of a session of this node ended.
+    /// A range of a session ended, and is kept: here too where `whose` says of whose prompt it is.
     pub(super) fn put(
         &mut self,
         (session, layers): (SessionId, LayerRange),
+        whose: Option<Whose>,
         rounding: &Rounding,
         state: &SessionState,
         now: Instant,
     ) {
-        if state.len() < WORTH {
-            return;
+        // What had this name is another state, and is not found under it any more.
+        let key = (session, layers.start());
+        self.waiting.retain(|(note, _)| (SessionId::new(note.session), note.layers.0) != key);
+        if let Some(old) = self.notes.remove(&key) {
+            self.store.remove(&old.name());
         }
+        let Some(whose) = whose.filter(|_| state.len() >= WORTH) else { return };
         let Some(state) = StateStore::part(state) else { return };
-        self.waiting.push(Note::of(session, layers, rounding, &state), state, now);
+        self.waiting.push((Note::of(session, layers, rounding, &state), whose), state, now);
     }
 
     /// Fills `empty` with the longest state of those named that is longer than `have` by what is worth it, up to `at`; whether
@@ -118,17 +127,68 @@ impl Filed {
 
     /// Hands on one state that is due to be written.
     pub(super) fn write(&mut self, now: Instant) {
-        let named = |note: &Note| Some((note.name(), bincode::encode_to_vec(note, config::standard()).ok()?));
-        if let Some(note) = self.waiting.write(&self.store, now, named) {
+        let named = |(note, whose): &(Note, Whose)| {
+            let (name, whose) = (note.name(), *whose);
+            Some(Label { name, note: bincode::encode_to_vec(note, config::standard()).ok()?, whose })
+        };
+        if let Some((note, _)) = self.waiting.write(&self.store, now, named) {
             self.notes.insert((SessionId::new(note.session), note.layers.0), note);
         }
     }
 
     /// Forgets a session.
     pub(super) fn forget(&mut self, session: SessionId) {
-        self.waiting.retain(|note| note.session != *session.as_bytes());
+        self.waiting.retain(|(note, _)| note.session != *session.as_bytes());
         let gone: Vec<Note> =
             self.notes.extract_if(|key, _| key.0 == session).map(|(_, note)| note).collect();
         gone.iter().for_each(|note| self.store.remove(&note.name()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, thread, time::Duration};
+
+    use shard::{kernels::KvShape, state::Kind};
+
+    use super::*;
+    use crate::state_store::{COLD, Ticket, file::BLOCK};
+
+    fn state(len: usize) -> SessionState {
+        let mut state = SessionState::new(7, vec![Kind::Paged(KvShape::new(1, 2)).empty(4096)], 4096);
+        state.reserve(len).unwrap();
+        state.advance(len);
+        state
+    }
+
+    fn opened(file: &File) -> Filed {
+        let file = file.try_clone().unwrap();
+        Filed::new(StateStore::open(Ticket { file, secret: [7; 32] }).unwrap())
+    }
+
+    /// A state that a session of the same name leaves behind is not the one before: that one is not read for it, whether it is kept on
+    /// disk as well or not.
+    #[test]
+    fn a_state_goes_when_another_one_has_its_name() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * BLOCK as u64).unwrap();
+        let (session, layers) = (SessionId::numbered(1), LayerRange::new(2, 3).unwrap());
+        let (now, named) = (Instant::now(), [(session, 300)]);
+        let what = (layers, &Rounding::NONE, SessionKind::DEFAULT);
+        let read = |filed: &mut Filed| {
+            let mut empty = state(0);
+            filed.read(&named, what, (0, 300), &mut empty).then(|| empty.len())
+        };
+        let mut filed = opened(&file);
+        filed.put((session, layers), Some(Whose::Guest), &Rounding::NONE, &state(200), now);
+        // Who writes may not be there yet, and takes its time.
+        while filed.notes.is_empty() || filed.store.is_writing() {
+            filed.write(now + COLD);
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!((read(&mut filed), read(&mut opened(&file))), (Some(200), Some(200)));
+        filed.put((session, layers), None, &Rounding::NONE, &state(250), now);
+        filed.write(now + COLD);
+        assert_eq!((read(&mut filed), read(&mut opened(&file))), (None, None));
     }
 }

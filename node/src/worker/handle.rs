@@ -50,6 +50,7 @@ use crate::{
     constrain::trial::{self, Untried},
     library::Located,
     model,
+    state_store::file::Whose,
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -441,13 +442,13 @@ impl Worker {
 
     /// Forgets a session, after the jobs queued before. If too much is queued, the session's idle time does it.
     pub fn close(&self, session: SessionId) {
-        self.close_but(session, Vec::new(), false);
+        self.close_but(session, Vec::new(), None);
     }
 
     /// As [`Worker::close`], but for what sessions that begin alike may need: by first layer of a range, how many positions of it. They are
     /// kept within the memory that no open session needs, and [`OpenSession::kept`] names them; with `file` on disk as well, if the worker
     /// room has a place there ([`Room::with_states`]).
-    pub fn close_but(&self, session: SessionId, keep: Vec<(u32, u32)>, file: bool) {
+    pub fn close_but(&self, session: SessionId, keep: Vec<(u32, u32)>, file: Option<Whose>) {
         if self.post(&Ask::Close { session: *session.as_bytes(), keep, file }).is_ok() {
             lock(&self.shared.state).open.retain(|key, _| key.0 != session);
         }

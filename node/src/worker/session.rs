@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     byte_planes::{pack, unpack},
+    state_store::file::Whose,
     worker::Fault,
 };
 
@@ -250,15 +251,22 @@ impl<'m> Sessions<'m> {
         self.conductors.get_mut(&session).map_or(Ok(()), |conductor| conductor.truncate(to as usize))
     }
 
-    /// Forgets `session`, but for the positions of its ranges that are to be kept, by first layer; on disk as well if `file`.
-    pub(super) fn close(&mut self, session: SessionId, keep: &[(u32, u32)], file: bool, now: Instant) {
+    /// Forgets `session`, but for the positions of its ranges that are to be kept, by first layer; on disk as well where `file` says of
+    /// whose prompt it is.
+    pub(super) fn close(
+        &mut self,
+        session: SessionId,
+        keep: &[(u32, u32)],
+        file: Option<Whose>,
+        now: Instant,
+    ) {
         for (key, held) in self.held.extract_if(|key, _| key.0 == session) {
             let Some((_, upto)) = keep.iter().find(|(first, _)| *first == key.1) else { continue };
             let Held { layers, mut state, rounding, .. } = held;
             let len = state.rewind(*upto as usize) as u32;
             let cost = self.model.costs.weight(layers, len / 2);
-            if let Some(filed) = self.kept.filed().filter(|_| file) {
-                filed.put((session, layers), &rounding, &state, now);
+            if let Some(filed) = self.kept.filed() {
+                filed.put((session, layers), file, &rounding, &state, now);
             }
             self.kept.put(key, Ended { layers, rounding, state }, cost, now);
         }

@@ -87,11 +87,73 @@ pub struct Lease {
     pub ttl_ms: u32,
     /// What it is asked to be.
     pub role: Role,
+    /// What it may go on from, and what may become of what it computes.
+    pub reuse: Reuse,
+}
+
+/// What a lease says of sessions before and after its own.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Reuse {
     /// Beginnings of this session that the stage may have computed for the same requester before, the longest first, at most
     /// [`MAX_BEGINNINGS`]: it may go on from one of them, and then says so in [`Answer::Accepted`].
     pub beginnings: Vec<Beginning>,
     /// Where the stage may get the state of a beginning that it lacks; only with `beginnings`.
     pub source: Option<Box<Source>>,
+    /// Whether the stage may keep on disk, encrypted and for a time, what it computed of this session after it ended.
+    pub on_disk: bool,
+}
+
+impl Reuse {
+    /// As much of it as a node may know that does not know all of it: what was added to leases last is left out. `None` when there is nothing left
+    /// to leave out.
+    pub fn less(&self) -> Option<Self> {
+        let all = self.clone();
+        match self {
+            Self { on_disk: true, .. } => Some(Self { on_disk: false, ..all }),
+            Self { source: Some(_), .. } => Some(Self { source: None, ..all }),
+            Self { beginnings, .. } if !beginnings.is_empty() => Some(Self::default()),
+            _ => None,
+        }
+    }
+
+    /// The first byte of an ask with it: a node of before knows the lower ones.
+    fn kind(&self) -> u8 {
+        match self {
+            Self { on_disk: true, .. } => 10,
+            Self { source: Some(_), .. } => 9,
+            Self { beginnings, .. } if !beginnings.is_empty() => 6,
+            _ => 0,
+        }
+    }
+
+    fn write(&self, to: &mut Writer) {
+        let kind = self.kind();
+        if kind != 0 {
+            to.list(&self.beginnings, |to, beginning| beginning.write(to));
+        }
+        if kind == 10 {
+            to.bool(self.source.is_some());
+        }
+        if let Some(source) = &self.source {
+            source.write(to);
+        }
+    }
+
+    fn read(kind: u8, from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        if kind == 0 {
+            return Ok(Self::default());
+        }
+        let on_disk = kind == 10;
+        let beginnings = from.list(MAX_BEGINNINGS, 36, Beginning::read)?;
+        let sourced = if on_disk { from.bool()? } else { kind == 9 };
+        // Without a beginning there is nothing to get, and nothing to say that a lower kind does not.
+        let empty = beginnings.is_empty() && (sourced || !on_disk);
+        if empty || !beginnings.is_sorted_by(|a, b| a.positions > b.positions) {
+            return Err(Malformed("lease: beginnings"));
+        }
+        let source = if sourced { Some(Box::new(Source::read(from)?)) } else { None };
+        Ok(Self { beginnings, source, on_disk })
+    }
 }
 
 impl scheduler::door::Term for Lease {
@@ -129,7 +191,7 @@ impl Role {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// To serve as a stage. One that offers beginnings has a first byte of its own: a node of before does not know it and closes the
-    /// stream, and is asked again without them; so has one that names a source.
+    /// stream, and is asked again without them; so has one that names a source, and one that permits a disk ([`Reuse::less`]).
     Lease(Box<Lease>),
     /// To forget a session.
     Release {
@@ -320,8 +382,7 @@ impl Lease {
             log: from.bool()?,
             ttl_ms: from.u32()?,
             role: Role::from_u8(from.u8()?).ok_or(Malformed("lease: role"))?,
-            beginnings: Vec::new(),
-            source: None,
+            reuse: Reuse::default(),
         };
         if !(1..=MAX_POSITIONS).contains(&lease.positions) || lease.at > lease.positions {
             return Err(Malformed("lease: positions"));
@@ -346,13 +407,9 @@ impl Ask {
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::new();
         match self {
-            Self::Lease(lease) if lease.beginnings.is_empty() => lease.write(to.u8(0)),
             Self::Lease(lease) => {
-                lease.write(to.u8(if lease.source.is_some() { 9 } else { 6 }));
-                to.list(&lease.beginnings, |to, beginning| beginning.write(to));
-                if let Some(source) = &lease.source {
-                    source.write(&mut to);
-                }
+                lease.write(to.u8(lease.reuse.kind()));
+                lease.reuse.write(&mut to);
             }
             Self::Release { session, epoch } => {
                 to.u8(1).bytes(session.as_bytes()).u32(*epoch);
@@ -387,20 +444,15 @@ impl Ask {
         }
         let mut from = Reader::new(bytes);
         let ask = match from.u8()? {
-            0 => Self::Lease(Box::new(Lease::read(&mut from)?)),
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
             3 => Self::Ping,
             4 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
             5 => Self::Receipt(Box::new(from.array()?)),
-            kind @ (6 | 9) => {
+            kind @ (0 | 6 | 9 | 10) => {
                 let lease = Lease::read(&mut from)?;
-                let beginnings = from.list(MAX_BEGINNINGS, 36, Beginning::read)?;
-                if beginnings.is_empty() || !beginnings.is_sorted_by(|a, b| a.positions > b.positions) {
-                    return Err(Malformed("lease: beginnings"));
-                }
-                let source = if kind == 9 { Some(Box::new(Source::read(&mut from)?)) } else { None };
-                Self::Lease(Box::new(Lease { beginnings, source, ..lease }))
+                let reuse = Reuse::read(kind, &mut from)?;
+                Self::Lease(Box::new(Lease { reuse, ..lease }))
             }
             7 => Self::Probe(one(read_addresses(&mut from)?)?),
             8 => {

@@ -19,7 +19,7 @@ use libfuzzer_sys::fuzz_target;
 use p2p::{
     codec::{self, Rounding, Wire},
     wire::{
-        control::{Ask, Lease, Role},
+        control::{Ask, Lease, Reuse, Role},
         frame::{HEADER_LEN, Header, Kind, MAX_FRAME},
     },
 };
@@ -346,7 +346,6 @@ fn lease(session: SessionId, epoch: u32, u: &mut Unstructured<'_>) -> arbitrary:
         log: u.arbitrary()?,
         ttl_ms: 60_000,
         role: *u.choose(&[Role::Stage, Role::Shadow, Role::LazyShadow])?,
-        beginnings: Vec::new(),
-        source: None,
+        reuse: Reuse::default(),
     })
 }

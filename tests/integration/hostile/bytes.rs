@@ -13,7 +13,7 @@ use p2p::{
     codec::{Rounding, Wire},
     link::Stream,
     wire::{
-        control::{Answer, Ask, Lease, Role},
+        control::{Answer, Ask, Lease, Reuse, Role},
         frame::{Header, Hello, MAX_FRAME},
     },
 };
@@ -93,8 +93,7 @@ fn frames_that_are_never_finished_hold_little() {
             log: false,
             ttl_ms: 600_000,
             role: Role::Stage,
-            beginnings: Vec::new(),
-            source: None,
+            reuse: Reuse::default(),
         };
         let answer = network.ask(victim, &Ask::Lease(Box::new(lease)), ANSWER * 10).await.unwrap();
         assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");

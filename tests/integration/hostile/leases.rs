@@ -13,7 +13,7 @@ use p2p::{
     Config, Event, Events, Identity, Network, Plane,
     codec::{Rounding, Wire},
     wire::{
-        control::{Answer, Ask, Contact, Lease, Refusal, Role},
+        control::{Answer, Ask, Contact, Lease, Refusal, Reuse, Role},
         delegate::{self, Prefix},
         frame::{Header, Hello, Kind},
     },
@@ -93,8 +93,7 @@ impl Stranger {
             log: false,
             ttl_ms: TTL_MS,
             role: Role::Stage,
-            beginnings: Vec::new(),
-            source: None,
+            reuse: Reuse::default(),
         };
         self.network.ask(self.victim, &Ask::Lease(Box::new(lease)), PATIENCE).await.unwrap()
     }

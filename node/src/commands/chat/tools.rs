@@ -252,7 +252,7 @@ fn question(
         logprobs: None,
         format: Format::Text,
         mode: args.route.mode.or((args.via == Via::Swarm).then_some(Mode::Boomerang)),
-        guard: Guard { verify: Some(args.route.verify), shadow: Some(args.route.shadow), agreed: false },
+        guard: Guard { verify: Some(args.route.verify), shadow: Some(args.route.shadow), ..Guard::default() },
         wire: args.wire.choice(),
         session: SessionChoice {
             attention: Some(args.attention.kind.to_string()),

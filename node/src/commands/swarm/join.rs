@@ -129,7 +129,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     let governor = Governor::new(doors::limits(answers, Some(args.hold.memory << 20)));
     let states = states(&home, which.id, args.state.keep.bytes()?)?;
     let memory = states.as_ref().map(|(_, log)| Recollections::on_disk(log)).transpose()?.unwrap_or_default();
-    let memory = lent(memory, &args.state);
+    let memory = lent(memory.kept_by_stages(Some(args.state.let_keep)), &args.state);
     let room = match states.zip(which.id) {
         Some(((states, _), model)) => Room::default().with_states(model, states),
         None => Room::default(),

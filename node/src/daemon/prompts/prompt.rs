@@ -439,7 +439,7 @@ impl PromptTask {
             feedback: self.feedback.clone(),
             drafter,
             lost: self.lost.subscribe(),
-            memory: self.memory.clone(),
+            memory: self.memory.clone().map(|memory| memory.kept_by_stages(ask.api.let_keep)),
             progress,
         };
         let plan = Plan {

@@ -77,6 +77,7 @@ pub(super) fn question(
             repeatable: request.seed.is_some() && !sampling.logprobs && !request.echo,
             echo: request.echo,
             draft_by_default: request.sampling.draft.is_none(),
+            let_keep: request.guard.let_keep,
         },
     })
 }

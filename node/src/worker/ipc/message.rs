@@ -9,6 +9,7 @@ use shard::sample::SamplingParams;
 
 use crate::{
     confine::Confinement,
+    state_store::file::Whose,
     worker::{
         Measure,
         ready::{Abilities, Memory, Times, Vocabulary},
@@ -67,8 +68,8 @@ pub enum Ask {
         session: [u8; 16],
         /// First layers of the ranges whose caches stay for sessions that begin alike, and how many positions of each.
         keep: Vec<(u32, u32)>,
-        /// Whether on disk as well: a session of this node's own.
-        file: bool,
+        /// Whether on disk as well, and of whose prompt it is.
+        file: Option<Whose>,
     },
     /// Whether an open session's range and what is kept of another, ended one hold the same of the first positions, bit for bit.
     /// Answered by [`Tell::Opened`], with 1 or 0.

@@ -21,7 +21,7 @@ use shard::state::SessionState;
 
 use crate::{
     model::Model,
-    state_store::{COLD, StateStore, Waiting, file::MAX_NOTE, file::Name},
+    state_store::{COLD, StateStore, Waiting, file::Label, file::MAX_NOTE, file::Name},
 };
 
 /// Positions between names: fewer are computed sooner than they are read.
@@ -111,7 +111,8 @@ impl ColdPrefixes {
 
     /// Hands on what is due to be written, one state at a time; how long until it is worth a look again, if anything waits.
     pub(super) fn write(&mut self, now: Instant) -> Option<Duration> {
-        let named = |names: &Vec<Name>| Some((*names.last()?, names.iter().flat_map(short).collect()));
+        let named =
+            |names: &Vec<Name>| Some(Label::own(*names.last()?, names.iter().flat_map(short).collect()));
         if let Some(names) = self.waiting.write(&self.store, now, named) {
             self.replace(&names);
         }
