@@ -539,20 +539,8 @@ mod tests {
             let values: Vec<f32> = (0..rows * HIDDEN as u32).map(value).collect();
             let mut payload = Vec::new();
             codec::encode(Wire::Raw, HIDDEN, &values, &mut payload).unwrap();
-            let (session, wire, draft) = (bytes(1), Some(Wire::Raw as u8), DraftIds::default());
-            let run = Run {
-                job: 0,
-                session,
-                epoch: 1,
-                attempt: 0,
-                layer: 1,
-                from,
-                rows,
-                wire,
-                want: Want::Activations,
-                draft,
-                foresee: 0,
-            };
+            let (Ask::Run(run), _) = job(0, 1, 1, rows) else { panic!("no job") };
+            let run = Run { from, wire: Some(Wire::Raw as u8), want: Want::Activations, ..run };
             let mut given = None;
             engine.run(vec![(run, payload)], &mut |tell, payload| given = Some((tell, payload)));
             match given {

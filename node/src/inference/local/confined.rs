@@ -299,8 +299,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = StdStream::pair()?;
     let drafter = shared.spec.drafter.as_ref().map(|(name, _)| library::locate(name)).transpose();
     let head = shared.spec.draft_head.as_ref().map(|(path, _)| library::Located::open(path)).transpose();
-    let located =
-        library::locate(&shared.spec.model).and_then(|located| Ok((located, drafter?.flatten(), head?)));
+    let located = library::locate(&shared.spec.model).and_then(|it| Ok((it, drafter?.flatten(), head?)));
     let (located, drafter, head) = match located {
         Ok(located) => located,
         Err(error) => {
@@ -309,9 +308,8 @@ async fn run(shared: &Shared) -> io::Result<()> {
         }
     };
     let most_bytes = shared.spec.panel_cache;
-    let attach = |located, home: PathBuf| panel_cache::attach(located, &home, &[], most_bytes);
     let located = match library::home() {
-        Ok(home) => located.map(|located| attach(located, home)),
+        Ok(home) => located.map(|located| panel_cache::attach(located, &home, &[], most_bytes)),
         Err(_) => located,
     };
     let mut spec = shared.spec.clone();
@@ -319,8 +317,7 @@ async fn run(shared: &Shared) -> io::Result<()> {
     if lock(&shared.state).lost.is_some() {
         spec.device.0 = DeviceName::Cpu.to_string();
     }
-    let lengths = |located: &library::Located| located.files().map(|(_, bytes)| bytes).collect();
-    let file = |located: &library::Located| (located.path.clone(), lengths(located));
+    let file = |it: &library::Located| (it.path.clone(), it.files().map(|(_, bytes)| bytes).collect());
     spec.file = located.as_ref().map(file);
     spec.drafter.iter_mut().for_each(|(_, place)| *place = drafter.as_ref().map(file));
     spec.draft_head = head.as_ref().map(file);

@@ -26,6 +26,9 @@ pub(super) const MAX_FRAME: usize = 96 << 20;
 /// Events of one answer that are on the way; the answer is paused until some of them are read.
 pub(super) const WINDOW: usize = 64;
 
+/// Where a model is: its path, and the lengths of its files.
+pub(super) type FilePlace = (PathBuf, Vec<u64>);
+
 /// How the model is to be run, as on the command line.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct EngineSpec {
@@ -34,16 +37,16 @@ pub(super) struct EngineSpec {
     /// What clients call it.
     pub(super) name: String,
     /// Where the file is, and the lengths of its parts, whose descriptors follow; `None` for the embedded model.
-    pub(super) file: Option<(PathBuf, Vec<u64>)>,
+    pub(super) file: Option<FilePlace>,
     /// What packed weights may take in the data folder.
     pub(super) panel_cache: u64,
     /// Whether the file of those of the model follows the descriptors of its parts.
     pub(super) panels: bool,
     /// What the user called the model that drafts, if one does, and its file, whose descriptors follow those of the model; `None`
     /// for the embedded one.
-    pub(super) drafter: Option<(String, Option<(PathBuf, Vec<u64>)>)>,
+    pub(super) drafter: Option<(String, Option<FilePlace>)>,
     /// The file of the model's draft head, if it has one, whose descriptor follows those.
-    pub(super) draft_head: Option<(PathBuf, Vec<u64>)>,
+    pub(super) draft_head: Option<FilePlace>,
     /// The processor of each thread, claimed by the parent; none to let the system place them.
     pub(super) processors: Vec<usize>,
     pub(super) threads: Option<u16>,
