@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The largest rate of learning.
-const RATE: f32 = 1e-3;
+const RATE: f32 = 5e-4;
 
 pub(super) fn run(args: DistillArgs) -> Result<()> {
     let prompts = match &args.prompts {

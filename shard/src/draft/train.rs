@@ -32,6 +32,8 @@ const PIECES: usize = 32;
 /// Most steps in which the rate rises.
 const WARMUP: usize = 100;
 const DECAYS: (f32, f32) = (0.9, 0.98);
+/// A gradient that is longer is shortened to this.
+const LONGEST: f32 = 0.5;
 const WEIGHT_DECAY: f32 = 0.02;
 /// What the distance of states counts beside the cross-entropy.
 const DISTANCE: f32 = 0.2;
@@ -78,13 +80,19 @@ impl Learned {
         Self { rows, cols, weights, gradient: zeros(), moments: [zeros(), zeros()] }
     }
 
-    /// One step of AdamW, number `step` from 1 on.
-    fn step(&mut self, rate: f32, step: i32) {
+    /// The square of the gradient's length.
+    fn length_squared(&self) -> f64 {
+        self.gradient.iter().map(|g| f64::from(*g) * f64::from(*g)).sum()
+    }
+
+    /// One step of AdamW, number `step` from 1 on, along `share` of the gradient.
+    fn step(&mut self, rate: f32, step: i32, share: f32) {
         let (first, second) = DECAYS;
         let scale = |decay: f32| 1.0 - math::pow(f64::from(decay), f64::from(step)) as f32;
         let scales = (scale(first), scale(second));
         let [m, v] = &mut self.moments;
         for (((weight, gradient), m), v) in self.weights.iter_mut().zip(&self.gradient).zip(m).zip(v) {
+            let gradient = share * gradient;
             *m = first * *m + (1.0 - first) * gradient;
             *v = second * *v + (1.0 - second) * gradient * gradient;
             let moved = (*m / scales.0) / ((*v / scales.1).sqrt() + 1e-8);
@@ -364,7 +372,8 @@ impl<'a> Trainer<'a> {
         let mut opened = vec![0.0; n * inner];
         each_row(self.products.cpu, &mut opened, inner, |row, x| {
             let (gate, up) = gate_up[2 * row * inner..2 * (row + 1) * inner].split_at(inner);
-            x.iter_mut().zip(gate).zip(up).for_each(|((x, g), u)| *x = g * math::sigmoid_f32(*g) * u);
+            x.copy_from_slice(gate);
+            self.products.cpu.silu_mul(x, up);
         });
         let mut states = self.products.times(&opened, &packed.down);
         each_row(self.products.cpu, &mut states, hidden, |row, x| {
@@ -417,10 +426,12 @@ impl<'a> Trainer<'a> {
         let fall = 0.5 + 0.5 * math::sin_cos(turned).1;
         let rate = self.training.rate * rise.min(1.0) * fall.max(0.01) as f32;
         let step = self.steps as i32;
+        let length = (self.gate_up.length_squared() + self.down.length_squared()).sqrt() as f32;
+        let share = (LONGEST / length.max(1e-12)).min(1.0);
         std::thread::scope(|scope| {
             let (up, down) = (&mut self.gate_up, &mut self.down);
-            scope.spawn(|| up.step(rate, step));
-            down.step(rate, step);
+            scope.spawn(|| up.step(rate, step, share));
+            down.step(rate, step, share);
         });
         Ok(loss)
     }
@@ -435,8 +446,9 @@ impl<'a> Trainer<'a> {
             let back = self.products.times(&gradient, &packed.down_back);
             each_row(cpu, &mut gate_up, 2 * inner, |row, x| {
                 let (gate, up) = x.split_at_mut(inner);
-                for ((g, u), d) in gate.iter_mut().zip(up).zip(&back[row * inner..]) {
-                    let open = math::sigmoid_f32(*g);
+                let mut open = gate.to_vec();
+                cpu.sigmoid(&mut open);
+                for (((g, u), d), open) in gate.iter_mut().zip(up).zip(&back[row * inner..]).zip(open) {
                     let (dg, du) = (d * *u * open * (1.0 + *g * (1.0 - open)), d * *g * open);
                     (*g, *u) = (dg, du);
                 }
