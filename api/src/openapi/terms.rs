@@ -29,8 +29,8 @@ pub(super) fn model() -> Value {
 
 /// What may draft tokens.
 pub(super) fn draft() -> Value {
-    let about = "What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup, grammar and the name \
-                 of the draft model that the node was started with. The tokens are the same with any, and drafts that do not pay \
+    let about = "What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup, grammar, head (the model's \
+                 draft head) and the name of the draft model that the node was started with. The tokens are the same with any, and drafts that do not pay \
                  are not sent";
     json!({"type": "string", "minLength": 1, "maxLength": 4096, "description": about})
 }

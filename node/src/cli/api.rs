@@ -33,7 +33,7 @@ pub struct ApiArgs {
     /// Most answers under way; further requests are told to come back
     #[arg(long, default_value_t = 256, value_parser = answers)]
     pub answers: usize,
-    /// What may draft tokens of answers where requests do not say: auto, off, or a list of lookup, grammar, and the
+    /// What may draft tokens of answers where requests do not say: auto, off, or a list of lookup, grammar, head, and the
     /// name or file of a smaller model with the same vocabulary, which is loaded to draft; the tokens are the same
     #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
     pub draft: Draft,

@@ -53,7 +53,7 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub context_shift: bool,
     /// What may draft tokens of an answer, so that a pass confirms several: auto, off, or a list of lookup (what
-    /// followed before), grammar (what the form of the answer forces), and the name or file of a smaller model
+    /// followed before), grammar (what the form of the answer forces), head (the model's draft head), and the name or file of a smaller model
     /// with the same vocabulary; the tokens are the same with any
     #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
     pub draft: Draft,
