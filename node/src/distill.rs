@@ -77,13 +77,22 @@ pub fn collect(
     let (mut samples, mut row) = (Samples::new(hidden), Vec::new());
     let mut coming = prompts.iter().cycle().enumerate();
     let mut answers: Vec<Answer> = Vec::new();
+    // Prompts in a row that gave no answer.
+    let mut vain = 0;
     while samples.len() < tokens {
         while answers.len() < TOGETHER {
-            let Some((index, prompt)) = coming.next() else {
-                return Err(Error::usage("there is no prompt to answer"));
+            let Some((index, prompt)) = coming.next().filter(|_| vain < prompts.len()) else {
+                return Err(Error::usage(format!(
+                    "there is no prompt to answer: one leaves room for {LONGEST} tokens in the context of {}",
+                    model.ctx
+                )));
             };
-            if let Some(answer) = begin(model, &mut ws, (index, prompt), &mut row)? {
-                answers.push(answer);
+            match begin(model, &mut ws, (index, prompt), &mut row)? {
+                Some(answer) => {
+                    answers.push(answer);
+                    vain = 0;
+                }
+                None => vain += 1,
             }
         }
         let mut items: Vec<Item<'_>> = answers

@@ -97,7 +97,7 @@ pub struct DistillArgs {
     /// Prompts to answer, one a line, instead of this program's; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// Tokens of answers to learn from
+    /// Tokens of answers to learn from; in memory each takes two bytes for each value of a row
     #[arg(long, default_value_t = 500_000)]
     pub answer_tokens: usize,
     /// How often each is read
