@@ -119,7 +119,13 @@ fn any_one_way_may_be_cut() {
         // Never at the same token twice in a row.
         assert!(prompt.reaches(20 + 7 * cut % 41), "{:?}", prompt.last);
         let ring = star.ring(&prompt);
-        assert_eq!(ring.len(), 3, "{}", prompt.route);
+        // On a busy machine a half may be dearer than its parts on both of its holders.
+        if ring.len() != 3 {
+            tries += 1;
+            assert!(tries < TRIES, "cut {cut}: {TRIES} rings of others than three: {}", prompt.route);
+            prompt.ends();
+            continue;
+        }
         let struck = Instant::now();
         star.cut(ring[WAYS[way].0], ring[WAYS[way].1]);
         let last = prompt.ends();

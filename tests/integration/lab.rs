@@ -132,7 +132,9 @@ fn one_version_of_ip_is_enough_and_who_has_both_serves_both() {
         let peer = address(&serves, &[version, transport]);
         let asks = node(host, &folder.path().join(name), &["--ask-only", "--peer", peer]);
         let other = if version.starts_with("/ip4") { "/ip6/" } else { "/ip4/" };
-        assert!(asks.addresses.iter().all(|address| !address.starts_with(other)), "{:?}", asks.addresses);
+        // Its own: where it is reached through the one with both, that one's addresses are of both versions.
+        let mut own = asks.addresses.iter().filter(|address| !address.contains("/p2p-circuit"));
+        assert!(own.all(|address| !address.starts_with(other)), "{:?}", asks.addresses);
         reaches(&asks, &serves, "direct");
         answers_as_alone(&asks, "8");
     }
