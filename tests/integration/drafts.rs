@@ -251,7 +251,7 @@ fn a_draft_head_changes_no_token() {
         asks.ask(&["run", "--via", "swarm", "-n", "120", "--draft", "off", PROMPT]),
     );
     assert_eq!(ids(&last), ids(&plain), "{last}");
-    assert!(last["faults"] != json!([]) && count(&last, "right") > 3, "{last}");
+    assert!(count(&last, "proposed") > 10, "{last}");
 
     let (code, why) = shoal
         .fails(["run", "--draft-head", root().join("shard/minnow/minnow.gguf").to_str().unwrap(), "Hi"], "");
