@@ -30,10 +30,7 @@ pub fn prompts(seed: u64) -> Vec<String> {
         .lines()
         .flat_map(|form| SUBJECTS.lines().map(move |subject| form.replace("{}", subject)))
         .collect();
-    let mut random = Random(seed);
-    for at in (1..prompts.len()).rev() {
-        prompts.swap(at, random.below(at + 1));
-    }
+    Random(seed).shuffle(&mut prompts);
     prompts
 }
 

@@ -132,7 +132,7 @@ fn tidy(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Does something with a file that nobody waits for: an answer does not wait for a disk.
+/// Does something with a file in the background: an answer does not wait for a disk.
 pub fn behind(file: &Arc<StateFile>, work: impl FnOnce(&StateFile) + Send + 'static) {
     let file = file.clone();
     match tokio::runtime::Handle::try_current() {

@@ -159,6 +159,16 @@ fn each_row(cpu: &Cpu, rows: &mut [f32], width: usize, work: impl Fn(usize, &mut
     });
 }
 
+/// Where the state `depth` positions behind that of `row` is among those that [`Trainer::states`] gives.
+fn place(row: usize, depth: usize) -> usize {
+    row / PIECE * (PIECE + DEPTH) + row % PIECE + depth
+}
+
+/// The states that the `n` rows of some pieces begin with, `[n][hidden]`, of those that [`Trainer::states`] gives.
+fn begins(real: &[f32], n: usize, hidden: usize) -> Vec<f32> {
+    (0..n).flat_map(|row| &real[place(row, 0) * hidden..][..hidden]).copied().collect()
+}
+
 /// The matrices of one step as the kernels read them.
 struct Packed {
     gate_up: Matrix,
@@ -295,9 +305,7 @@ impl<'a> Trainer<'a> {
                 at += PIECE;
             }
         }
-        for at in (1..pieces.len()).rev() {
-            pieces.swap(at, self.random.below(at + 1));
-        }
+        self.random.shuffle(&mut pieces);
         pieces
     }
 
@@ -391,9 +399,7 @@ impl<'a> Trainer<'a> {
         let mut wanted = self.logits(&real);
         let vocab = self.tokens.len();
         each_row(cpu, &mut wanted, vocab, |_, row| cpu.softmax(row));
-        let place = |row: usize, depth: usize| row / PIECE * (PIECE + DEPTH) + row % PIECE + depth;
-        let mut states: Vec<f32> =
-            (0..n).flat_map(|row| &real[place(row, 0) * hidden..][..hidden]).copied().collect();
+        let mut states = begins(&real, n, hidden);
         let (mut made, mut loss) = (Vec::with_capacity(DEPTH), 0.0);
         let share = 1.0 / (n * DEPTH) as f32;
         for depth in 1..=DEPTH {
@@ -486,10 +492,8 @@ impl<'a> Trainer<'a> {
         for pieces in pieces.chunks(PIECES) {
             let real = self.states(pieces);
             let wanted = self.logits(&real);
-            let place = |row: usize, depth: usize| row / PIECE * (PIECE + DEPTH) + row % PIECE + depth;
             let n = pieces.len() * PIECE;
-            let mut states: Vec<f32> =
-                (0..n).flat_map(|row| &real[place(row, 0) * hidden..][..hidden]).copied().collect();
+            let mut states = begins(&real, n, hidden);
             let mut right = vec![true; n];
             judged.positions += n;
             for depth in 1..=DEPTH {

@@ -20,6 +20,13 @@ impl Random {
         (self.next() % bound as u64) as usize
     }
 
+    /// Puts `items` into a drawn order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+
     /// Roughly normal with mean 0 and variance 1: the sum of twelve uniform values minus 6, exact in f32.
     pub fn normal(&mut self) -> f32 {
         let sum: u32 = (0..3).map(|_| self.next()).flat_map(u64_parts).sum();

@@ -50,9 +50,7 @@ fn objective(trainer: &mut Trainer<'_>, pieces: &[Piece]) -> f64 {
     let mut wanted = trainer.logits(&real);
     each_row(cpu, &mut wanted, vocab, |_, row| cpu.softmax(row));
     let n = pieces.len() * PIECE;
-    let place = |row: usize, depth: usize| row / PIECE * (PIECE + DEPTH) + row % PIECE + depth;
-    let mut states: Vec<f32> =
-        (0..n).flat_map(|row| &real[place(row, 0) * hidden..][..hidden]).copied().collect();
+    let mut states = begins(&real, n, hidden);
     let mut sum = 0.0;
     for depth in 1..=DEPTH {
         let input = trainer.input(pieces, &states, depth - 1);
