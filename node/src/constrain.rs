@@ -8,13 +8,15 @@
 //! What a form takes to compile is bounded twice: it is measured first ([`bounds`]), and what comes from a client is tried in
 //! a disposable process ([`trial`]) before the process that samples compiles it, on a stack of its own.
 //!
-//! An answer that may call tools is bound only where it calls one (`calls.rs`).
+//! An answer that may call tools is bound only where it calls one (`calls.rs`). Text that a form leaves no choice about is
+//! spelled as the tokenizer spells it (`spelling.rs`).
 //!
 //! Limits: white space in JSON is fixed (`", "` and `": "`) unless the schema says otherwise with `x-guidance`: small models
 //! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
 
 pub mod bounds;
 mod calls;
+mod spelling;
 pub mod trial;
 
 use std::{fmt, sync::Arc, thread};
@@ -27,7 +29,8 @@ use llguidance::{
     toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
 };
 use serde_json::{Value, json};
-use shard::tokenizer::{Encode, Tokenizer, vocabulary::Kind};
+use shard::tokenizer::{Tokenizer, vocabulary::Kind};
+use spelling::Spelling;
 
 /// Longest grammar or regular expression.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
@@ -46,7 +49,10 @@ pub struct Constraints {
 }
 
 /// One answer's constraint.
-pub struct Constraint(Bound);
+pub struct Constraint {
+    bound: Bound,
+    spelling: Spelling,
+}
 
 enum Bound {
     /// From its beginning to its end.
@@ -119,14 +125,14 @@ impl Constraints {
         let unusable = |why: String| refuse(format!("the form cannot be used: {why}"));
         if let Format::Calls(tools) = format {
             let calls = Calls::new(self.vocabulary.clone(), tools).map_err(unusable)?;
-            return Ok(Some(Constraint(Bound::Calls(Box::new(calls)))));
+            return Ok(Some(Constraint::new(Bound::Calls(Box::new(calls)))));
         }
         let compiled = thread::scope(|scope| {
             let thread = thread::Builder::new().name("form".into()).stack_size(STACK_BYTES);
             thread.spawn_scoped(scope, || self.compile(format)).map(|running| running.join())
         });
         match compiled {
-            Ok(Ok(matcher)) => Ok(Some(Constraint(Bound::Whole(Box::new(matcher.map_err(unusable)?))))),
+            Ok(Ok(matcher)) => Ok(Some(Constraint::new(Bound::Whole(Box::new(matcher.map_err(unusable)?))))),
             Ok(Err(_)) => Err(unusable("the grammar engine fails on it".into())),
             Err(error) => Err(Failure::Internal { why: format!("no thread could be started: {error}") }),
         }
@@ -189,61 +195,78 @@ fn fixed_space(mut schema: Value) -> Value {
 }
 
 impl Constraint {
+    fn new(bound: Bound) -> Self {
+        Self { bound, spelling: Spelling::default() }
+    }
+
     /// Makes the logits of tokens that may not come next impossible.
     ///
     /// # Errors
     /// [`Broken`] when the grammar's limits are exceeded.
-    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Broken> {
-        match &mut self.0 {
-            Bound::Calls(calls) => calls.mask(logits),
-            Bound::Whole(matcher) => {
-                let allowed = matcher.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
-                calls::forbid(logits, &allowed);
-                Ok(())
+    pub fn mask(&mut self, tokenizer: &Tokenizer, logits: &mut [f32]) -> Result<(), Broken> {
+        self.spelling.find(self.bound.matcher(), tokenizer);
+        let Some(matcher) = self.bound.matcher() else {
+            if let Bound::Calls(calls) = &self.bound {
+                calls.mask(logits);
             }
+            return Ok(());
+        };
+        let allowed = matcher.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
+        match self.spelling.only(&allowed, tokenizer) {
+            Some(only) => forbid(logits, |id| id == only),
+            None => forbid(logits, |id| (id as usize) < allowed.len() && allowed.is_allowed(id)),
         }
+        Ok(())
     }
 
     /// Goes on with a token.
     ///
     /// # Errors
     /// [`Broken`] when it was not allowed.
-    pub fn accept(&mut self, id: u32) -> Result<(), Broken> {
-        match &mut self.0 {
-            Bound::Calls(calls) => calls.accept(id),
+    pub fn accept(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<(), Broken> {
+        self.spelling.find(self.bound.matcher(), tokenizer);
+        self.spelling.accept(id);
+        match &mut self.bound {
+            Bound::Calls(calls) => {
+                calls.accept(id)?;
+                // A call that is over has a form no more.
+                if calls.within().is_none() {
+                    self.spelling.forget();
+                }
+                Ok(())
+            }
             Bound::Whole(matcher) => matcher.consume_token(id).map_err(|error| Broken(first_line(error))),
         }
     }
 
     /// At most `most` tokens that spell what the answer goes on with, as far as its form leaves no choice about the text;
-    /// none where there is a choice at once. The same text may be spelled by other tokens, which the draws decide about.
+    /// none where there is a choice at once.
     pub fn forced(&mut self, tokenizer: &Tokenizer, most: usize) -> Vec<u32> {
-        let matcher = match &mut self.0 {
-            Bound::Whole(matcher) => Some(&mut **matcher),
-            Bound::Calls(calls) => calls.within(),
-        };
-        let Some(matcher) = matcher else { return Vec::new() };
-        let bytes = matcher.compute_ff_bytes();
-        // A character that is not complete yet waits for its rest.
-        let text = match std::str::from_utf8(&bytes) {
-            Ok(text) => text,
-            Err(error) => std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default(),
-        };
-        if text.is_empty() {
-            return Vec::new();
-        }
-        let mut tokens = tokenizer.encode(text, Encode { bos: false, special: false }).unwrap_or_default();
-        let spelled: Vec<u8> = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
-        if spelled != text.as_bytes() {
-            // A tokenizer that puts something before a text spells what is in the middle of one otherwise.
-            tokens = matcher.compute_ff_tokens();
-        }
-        tokens.truncate(most);
-        tokens
+        self.spelling.find(self.bound.matcher(), tokenizer);
+        self.spelling.tokens().take(most).collect()
     }
 
     /// Whether the answer is complete and nothing may follow.
     pub fn is_complete(&self) -> bool {
-        matches!(&self.0, Bound::Whole(matcher) if matcher.is_stopped())
+        matches!(&self.bound, Bound::Whole(matcher) if matcher.is_stopped())
+    }
+}
+
+impl Bound {
+    /// What decides about the next token; `None` where every token may come.
+    fn matcher(&mut self) -> Option<&mut Matcher> {
+        match self {
+            Self::Whole(matcher) => Some(matcher),
+            Self::Calls(calls) => calls.within(),
+        }
+    }
+}
+
+/// Makes the logits of tokens impossible that are not `allowed`.
+fn forbid(logits: &mut [f32], allowed: impl Fn(u32) -> bool) {
+    for (id, logit) in (0..).zip(logits) {
+        if !allowed(id) {
+            *logit = IMPOSSIBLE;
+        }
     }
 }

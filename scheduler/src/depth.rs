@@ -87,6 +87,8 @@ pub struct Depth {
     plain_ms: f64,
     /// Whether one was measured.
     measured: bool,
+    /// Whether drafts wait for one: a step with drafts has come first, and what it took says nothing without one.
+    waits: bool,
     /// One more row, ms, as long as none of its class was measured.
     row_ms: f64,
     /// What a row is believed to take of a plain step, where nothing is believed of that: no draft before one was measured.
@@ -110,6 +112,7 @@ impl Depth {
         Self {
             plain_ms: sane(plain_ms),
             measured: false,
+            waits: false,
             row_ms: sane(row_ms),
             share: None,
             rows: Default::default(),
@@ -123,7 +126,7 @@ impl Depth {
     /// nothing is drafted before such a step was measured.
     pub fn unmeasured(share: f64) -> Self {
         let share = if share.is_finite() { share.clamp(1e-3, 1e3) } else { 1.0 };
-        Self { share: Some(share), ..Self::new(1.0, share) }
+        Self { share: Some(share), waits: true, ..Self::new(1.0, share) }
     }
 
     /// Milliseconds of a step of `rows` rows, as far as is known.
@@ -148,7 +151,7 @@ impl Depth {
 
     /// As [`Depth::best`], where the first `made` drafts are made already and cost nothing more.
     pub fn best_beyond(&self, chances: &[f64], made: usize, drafting_ms: f64) -> usize {
-        if self.rest > 0 || (self.share.is_some() && !self.measured) {
+        if self.rests() {
             return 0;
         }
         let (mut tokens, mut all_right) = (1.0, 1.0);
@@ -176,7 +179,7 @@ impl Depth {
         if rows == 1 {
             let new = if self.measured { NEW } else { 1.0 };
             self.plain_ms += new * (ms - self.plain_ms);
-            self.measured = true;
+            (self.measured, self.waits) = (true, false);
             if let Some(share) = self.share {
                 self.row_ms = share * self.plain_ms;
             }
@@ -187,8 +190,9 @@ impl Depth {
             return;
         }
         if !self.measured {
-            // Nothing says what a plain step takes: less than this one.
-            self.plain_ms = self.plain_ms.min(ms);
+            // What is believed of a step may be far off, so this one says neither what its rows took nor whether they paid.
+            self.waits = true;
+            return;
         }
         let extra = ((ms - self.plain_ms) / f64::from(rows - 1)).max(0.0);
         let known = &mut self.rows[class(rows)];
@@ -216,9 +220,9 @@ impl Depth {
         }
     }
 
-    /// Whether drafting rests, since it did not pay.
+    /// Whether drafting rests: it did not pay, or waits for a step without drafts.
     pub fn rests(&self) -> bool {
-        self.rest > 0
+        self.rest > 0 || self.waits
     }
 }
 
@@ -266,6 +270,19 @@ mod tests {
         assert_eq!((depth.step_ms(1), depth.step_ms(3)), (40.0, 48.0));
         assert_eq!(depth.best(&[1.0; 4], 0.0), 4);
         assert_eq!(depth.best(&[0.05; 4], 0.0), 0);
+    }
+
+    /// A plan that believes a long ring to be a short one keeps no drafts away: the first step with drafts is not held against
+    /// what was believed, and the next one has none.
+    #[test]
+    fn a_wrong_belief_is_no_debt() {
+        let mut depth = Depth::new(30.0, 3.0);
+        assert!(depth.best(&[0.5; 3], 0.0) > 0);
+        depth.note(4, 1, 210.0);
+        assert_eq!(depth.best(&[0.5; 3], 0.0), 0);
+        depth.note(1, 1, 190.0);
+        assert_eq!((depth.step_ms(1), depth.step_ms(2)), (190.0, 193.0));
+        assert_eq!(depth.best(&[0.5; 3], 0.0), 3);
     }
 
     /// One pass that was late for another reason keeps drafts away for a while, not for good.

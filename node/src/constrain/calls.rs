@@ -198,13 +198,8 @@ impl Calls {
         Ok(Self { vocabulary, tools: tools.to_vec(), tail: Vec::new(), call: None })
     }
 
-    /// Makes the logits of tokens that may not come impossible.
-    pub(super) fn mask(&mut self, logits: &mut [f32]) -> Result<(), Broken> {
-        if let Some(call) = &mut self.call {
-            let allowed = call.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
-            forbid(logits, &allowed);
-            return Ok(());
-        }
+    /// Makes the logits of tokens that may not come in free text impossible.
+    pub(super) fn mask(&self, logits: &mut [f32]) {
         let trie = self.vocabulary.trie();
         for &(id, which, len) in self.vocabulary.reaching() {
             let (mark, part) = (MARKS[which].0.as_bytes(), &text(trie, id)[..len]);
@@ -216,7 +211,6 @@ impl Calls {
                 *logit = IMPOSSIBLE;
             }
         }
-        Ok(())
     }
 
     /// Goes on with a token.
@@ -251,15 +245,6 @@ fn only_end(allowed: &SimpleVob, trie: &TokTrie) -> bool {
     allowed.iter().all(|id| id == trie.eos_token())
 }
 
-/// Makes the logits of what is not allowed impossible.
-pub(super) fn forbid(logits: &mut [f32], allowed: &SimpleVob) {
-    for (id, logit) in logits.iter_mut().enumerate() {
-        if id >= allowed.len() || !allowed.is_allowed(id as u32) {
-            *logit = IMPOSSIBLE;
-        }
-    }
-}
-
 /// `schema` with the references to its own root led to `place`.
 fn moved(schema: &Value, place: &str) -> Value {
     api::schema_refs::moved(schema, place)
@@ -268,6 +253,7 @@ fn moved(schema: &Value, place: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use api::inference::Format;
+    use shard::tokenizer::{Encode, Tokenizer};
 
     use super::super::{Bound, Constraints};
     use super::*;
@@ -284,20 +270,33 @@ mod tests {
         vec![tool("weather", city), tool("tree", tree)]
     }
 
+    /// A tokenizer whose tokens are bytes, and one that ends a turn.
+    fn of_bytes() -> Tokenizer {
+        let mut tokens: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+        tokens.push("</s>".into());
+        let kinds: Vec<i32> = (0..257).map(|id| if id == 256 { 3 } else { 6 }).collect();
+        let mut writer = shard::gguf::Writer::new();
+        writer.add_str("tokenizer.ggml.model", "llama").add_strs("tokenizer.ggml.tokens", &tokens);
+        writer.add_f32s("tokenizer.ggml.scores", &[0.0; 257]).add_i32s("tokenizer.ggml.token_type", &kinds);
+        writer.add_u32("tokenizer.ggml.eos_token_id", 256);
+        let file = writer.start(Vec::new()).unwrap().finish().unwrap();
+        Tokenizer::from_gguf(shard::gguf::Gguf::from_bytes(file).unwrap().metadata()).unwrap()
+    }
+
     /// Whether the bytes of `text` may come one after the other, and what may follow then.
     fn follow(text: &str, tools: Vec<CallForm>) -> Result<Vec<u8>, usize> {
-        let constraints = Constraints::of_bytes().unwrap();
+        let (constraints, tokenizer) = (Constraints::of_bytes().unwrap(), of_bytes());
         let mut constraint = constraints.constraint(&Format::Calls(tools)).unwrap().unwrap();
         for (at, byte) in text.bytes().enumerate() {
             let mut logits = vec![0.0; 257];
-            constraint.mask(&mut logits).unwrap();
+            constraint.mask(&tokenizer, &mut logits).unwrap();
             if logits[usize::from(byte)] == IMPOSSIBLE {
                 return Err(at);
             }
-            constraint.accept(u32::from(byte)).unwrap();
+            constraint.accept(&tokenizer, u32::from(byte)).unwrap();
         }
         let mut logits = vec![0.0; 257];
-        constraint.mask(&mut logits).unwrap();
+        constraint.mask(&tokenizer, &mut logits).unwrap();
         assert!(!constraint.is_complete());
         Ok((0..=255).filter(|byte| logits[usize::from(*byte)] != IMPOSSIBLE).collect())
     }
@@ -357,10 +356,10 @@ mod tests {
     #[test]
     fn whatever_is_drawn_every_call_that_ends_is_sound() {
         let gguf = crate::library::parse(None).unwrap();
-        let tokenizer = shard::tokenizer::Tokenizer::from_gguf(gguf.metadata()).unwrap();
+        let tokenizer = Tokenizer::from_gguf(gguf.metadata()).unwrap();
         let vocab = tokenizer.len();
         let constraints = Constraints::new(&tokenizer, vocab).unwrap();
-        let plain = shard::tokenizer::Encode { bos: false, special: false };
+        let plain = Encode { bos: false, special: false };
         let (mut random, mut ended) = (shard::synthetic::Random(7), 0);
         for round in 0..24 {
             let (mark, _) = MARKS[round % MARKS.len()];
@@ -368,27 +367,27 @@ mod tests {
             let mut bytes = Vec::new();
             for id in tokenizer.encode(mark, plain).unwrap() {
                 let mut logits = vec![0.0; vocab];
-                constraint.mask(&mut logits).unwrap();
+                constraint.mask(&tokenizer, &mut logits).unwrap();
                 assert_ne!(logits[id as usize], IMPOSSIBLE, "a mark may always be spelled");
-                constraint.accept(id).unwrap();
+                constraint.accept(&tokenizer, id).unwrap();
                 bytes.extend(tokenizer.token_bytes(id));
             }
             let before = String::from_utf8_lossy(&bytes).into_owned();
             for _ in 0..200 {
-                let Bound::Calls(calls) = &mut constraint.0 else { panic!("no calls") };
+                let Bound::Calls(calls) = &mut constraint.bound else { panic!("no calls") };
                 if calls.within().is_none() {
                     ended += 1;
                     break;
                 }
                 let mut logits = vec![0.0; vocab];
-                constraint.mask(&mut logits).unwrap();
+                constraint.mask(&tokenizer, &mut logits).unwrap();
                 let allowed: Vec<u32> =
                     (0..vocab as u32).filter(|id| logits[*id as usize] != IMPOSSIBLE).collect();
                 let id = allowed[random.below(allowed.len())];
-                constraint.accept(id).unwrap();
+                constraint.accept(&tokenizer, id).unwrap();
                 bytes.extend(tokenizer.token_bytes(id));
             }
-            let Bound::Calls(calls) = &mut constraint.0 else { panic!("no calls") };
+            let Bound::Calls(calls) = &mut constraint.bound else { panic!("no calls") };
             if calls.within().is_none() {
                 sound(
                     String::from_utf8(bytes).unwrap().trim_start().strip_prefix(before.trim_start()).unwrap(),

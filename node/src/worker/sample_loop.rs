@@ -90,7 +90,7 @@ impl<'m> SampleLoop<'m> {
         for &id in &self.history[self.prompt..] {
             self.stops.push(self.detokenizer.push(id));
             if let Some(constraint) = &mut self.constraint {
-                constraint.accept(id).map_err(|error| Error::usage(error.to_string()))?;
+                constraint.accept(self.tokenizer, id).map_err(|error| Error::usage(error.to_string()))?;
             }
         }
         self.ended = false;
@@ -161,7 +161,7 @@ impl<'m> SampleLoop<'m> {
             return Err(Error::usage("the text has ended at a stop string: open a new session to go on"));
         }
         if let Some(constraint) = &mut self.constraint {
-            constraint.mask(logits).map_err(|error| Error::usage(error.to_string()))?;
+            constraint.mask(self.tokenizer, logits).map_err(|error| Error::usage(error.to_string()))?;
         }
         let choice = self.sampler.sample(logits, &self.history, position as u64)?;
         let wanted = choice.logprob.is_some();
@@ -188,7 +188,9 @@ impl<'m> SampleLoop<'m> {
             sampled.text = self.finish();
         } else {
             if let Some(constraint) = &mut self.constraint {
-                constraint.accept(sampled.id).map_err(|error| Error::usage(error.to_string()))?;
+                constraint
+                    .accept(self.tokenizer, sampled.id)
+                    .map_err(|error| Error::usage(error.to_string()))?;
             }
             self.history.push(sampled.id);
             sampled.text.push_str(self.stops.push(self.detokenizer.push(sampled.id)));

@@ -35,6 +35,8 @@ const DECAYS: (f32, f32) = (0.9, 0.98);
 /// A gradient that is longer is shortened to this.
 const LONGEST: f32 = 0.5;
 const WEIGHT_DECAY: f32 = 0.02;
+/// Each guess counts this much of the one before it in what is made smaller: one that is wrong takes those behind it along.
+const COUNTS: f32 = 0.6;
 /// What the distance of states counts beside the cross-entropy.
 const DISTANCE: f32 = 0.2;
 /// Of the answers, those that are kept to judge: one in so many.
@@ -167,6 +169,12 @@ fn place(row: usize, depth: usize) -> usize {
 /// The states that the `n` rows of some pieces begin with, `[n][hidden]`, of those that [`Trainer::states`] gives.
 fn begins(real: &[f32], n: usize, hidden: usize) -> Vec<f32> {
     (0..n).flat_map(|row| &real[place(row, 0) * hidden..][..hidden]).copied().collect()
+}
+
+/// What the guess of token `depth`, from 1 on, counts; all of them together 1.
+fn counts(depth: usize) -> f32 {
+    let count = |depth: usize| (1..depth).map(|_| COUNTS).product::<f32>();
+    count(depth) / (1..=DEPTH).map(count).sum::<f32>()
 }
 
 /// The matrices of one step as the kernels read them.
@@ -401,8 +409,8 @@ impl<'a> Trainer<'a> {
         each_row(cpu, &mut wanted, vocab, |_, row| cpu.softmax(row));
         let mut states = begins(&real, n, hidden);
         let (mut made, mut loss) = (Vec::with_capacity(DEPTH), 0.0);
-        let share = 1.0 / (n * DEPTH) as f32;
         for depth in 1..=DEPTH {
+            let share = counts(depth) / n as f32;
             let input = self.input(pieces, &states, depth - 1);
             let (gate_up, opened, next) = self.forward(&packed, &input);
             let mut found = self.logits(&next);
@@ -419,7 +427,7 @@ impl<'a> Trainer<'a> {
             let mut gradient = self.products.times(&found, &self.head.1);
             each_row(cpu, &mut gradient, hidden, |row, x| {
                 let (next, real) = (&next[row * hidden..], &real[place(row, depth) * hidden..]);
-                let factor = 2.0 * DISTANCE * share / hidden as f32 * DEPTH as f32;
+                let factor = 2.0 * DISTANCE * share / hidden as f32;
                 x.iter_mut().zip(next).zip(real).for_each(|((x, next), real)| *x += factor * (next - real));
             });
             states = next;

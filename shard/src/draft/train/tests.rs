@@ -64,14 +64,14 @@ fn objective(trainer: &mut Trainer<'_>, pieces: &[Piece]) -> f64 {
                 .zip(&found[row * vocab..])
                 .map(|(p, q)| -f64::from(*p) * math::ln(f64::from(*q).max(1e-30)))
                 .sum();
-            sum += crossed / (n * DEPTH) as f64;
+            sum += f64::from(counts(depth)) * crossed / n as f64;
             let real = &real[place(row, depth) * hidden..][..hidden];
             let apart: f64 = real
                 .iter()
                 .zip(&states[row * hidden..])
                 .map(|(a, b)| f64::from(a - b) * f64::from(a - b))
                 .sum();
-            sum += f64::from(DISTANCE) * apart / (n * hidden) as f64;
+            sum += f64::from(counts(depth) * DISTANCE) * apart / (n * hidden) as f64;
         }
     }
     sum

@@ -294,7 +294,7 @@ impl<'m> Session<'m> {
     fn step(&mut self, tokenizer: &Tokenizer, logits: &mut [f32]) -> Step {
         self.times.first.get_or_insert_with(Instant::now);
         if let Some(constraint) = &mut self.job.ask.constraint
-            && let Err(error) = constraint.mask(logits)
+            && let Err(error) = constraint.mask(tokenizer, logits)
         {
             // The request is to blame: its form leads where the engine's limits are.
             self.over = true;
@@ -319,7 +319,7 @@ impl<'m> Session<'m> {
             top: choice.top.iter().map(|top| named(tokenizer, *top)).collect(),
         });
         if let Some(constraint) = &mut self.job.ask.constraint
-            && let Err(error) = constraint.accept(id)
+            && let Err(error) = constraint.accept(tokenizer, id)
         {
             self.fail(&error);
             return Step::Failed;
