@@ -232,9 +232,12 @@ Examples:
     /// Measure what others could learn from what your machine sends them
     #[command(subcommand)]
     Privacy(PrivacyCommand),
-    /// Turn a folder of safetensors, or a GGUF in several parts, into one GGUF file
+    /// Turn a folder of safetensors, a GGUF in several parts or one of another format into one GGUF file
     #[command(after_help = "Examples:
   shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf
+  shoal convert qwen-f16.gguf --format q4_k --tensor ffn_down=q6_k --output qwen-q4.gguf
+  shoal eval --model qwen-f16.gguf --text corpus.txt --imatrix qwen.imatrix
+  shoal convert qwen-f16.gguf --format q3_k --imatrix qwen.imatrix
   shoal convert glm-q4_k_m-00001-of-00005.gguf --output glm.gguf")]
     Convert(ConvertArgs),
     /// Show and explain the settings

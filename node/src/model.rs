@@ -11,7 +11,7 @@ use shard::{
     draft::DraftHead,
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
-    kernels::{Cores, Cpu, Isa, panel_file::PanelFile, threads::Pool},
+    kernels::{Cores, Cpu, Inputs, Isa, panel_file::PanelFile, threads::Pool},
     models::Blueprint,
     tokenizer::{Tokenizer, chat::Template},
 };
@@ -140,6 +140,22 @@ impl Model {
     pub fn load_confined(args: &EngineArgs) -> Result<Self> {
         without_head(args)?;
         Self::load_drafted(args, None)
+    }
+
+    /// As [`Self::load_confined`], noting in `inputs` what its matrices are multiplied with.
+    ///
+    /// # Errors
+    /// As for [`Self::load_confined`]; a usage error for a device that keeps its inputs to itself.
+    pub fn load_watched(args: &EngineArgs, inputs: &Arc<Inputs>) -> Result<Self> {
+        without_head(args)?;
+        let prepared = Prepared::drafted(args, None)?;
+        let _waiting = Waiting::start("loading the model");
+        let device = prepared.device(args)?;
+        let cpu = device.cpu();
+        let cpu = cpu.ok_or_else(|| Error::usage("only the processor shows its inputs; say --device cpu"))?;
+        cpu.watch(inputs.clone());
+        let model = Self::of(prepared.located.as_ref(), args, device)?;
+        Ok(Self { _cores: prepared.cores, ..model })
     }
 
     /// As [`Self::load_confined`], with the model that is called `drafter` to draft for it.

@@ -272,7 +272,7 @@ fn checkpoints_become_the_files_that_others_write() {
     let scratch = tempfile::tempdir().unwrap();
     for &name in CHECKPOINTS {
         let output = scratch.path().join(format!("{name}.gguf"));
-        let options = convert::Options { format: quant::by_name("f16").unwrap(), threads: 1 };
+        let options = convert::Options::new(quant::by_name("f16").unwrap(), 1);
         convert(&folder().join(name), &output, &options, &|_, _| {}).unwrap();
         let (own, theirs) = (Arc::new(Gguf::open(&output).unwrap()), open(name));
         let text = ids(&json(name)["medium"]["ids"]);

@@ -44,7 +44,7 @@ fn every_tensor_and_key_equals_the_independent_converters() {
     for name in CHECKPOINTS {
         let output = folder.path().join(format!("{name}.gguf"));
         let format = quant::by_name("f16").unwrap();
-        convert(&data("hf").join(name), &output, &Options { format, threads: 2 }, &|_, _| {}).unwrap();
+        convert(&data("hf").join(name), &output, &Options::new(format, 2), &|_, _| {}).unwrap();
         let ours = Gguf::open(&output).unwrap();
         let theirs = Gguf::open(data("families").join(format!("{name}.gguf"))).unwrap();
         for info in theirs.tensors() {
@@ -109,7 +109,7 @@ fn rows_that_do_not_fit_a_format_take_the_nearest_that_does() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out.gguf");
     let format = quant::by_name("q4_k").unwrap();
-    convert(&data("hf/llama"), &output, &Options { format, threads: 1 }, &|_, _| {}).unwrap();
+    convert(&data("hf/llama"), &output, &Options::new(format, 1), &|_, _| {}).unwrap();
     let gguf = Arc::new(Gguf::open(&output).unwrap());
     assert_eq!(gguf.require("blk.0.attn_q.weight").unwrap().format.name, "q5_0");
     assert_eq!(gguf.require("output.weight").unwrap().format.name, "q8_0");
@@ -127,7 +127,7 @@ fn a_broken_checkpoint_leaves_no_file_behind() {
     let model = source.join("model.safetensors");
     let whole = fs::read(&model).unwrap();
     let output = folder.path().join("out.gguf");
-    let options = Options { format: quant::by_name("q8_0").unwrap(), threads: 2 };
+    let options = Options::new(quant::by_name("q8_0").unwrap(), 2);
     for len in [0, 7, 100, whole.len() / 2, whole.len() - 1] {
         fs::write(&model, &whole[..len]).unwrap();
         assert!(convert(&source, &output, &options, &|_, _| {}).is_err(), "{len} of {} bytes", whole.len());
@@ -209,4 +209,76 @@ fn a_model_in_parts_runs_like_the_whole_and_becomes_one_file_for_a_swarm() {
     fs::remove_file(&parts[1]).unwrap();
     let error = shoal.fails(["run", "--model", part(0), "hi"], "").1;
     assert!(error.contains("missing beside it: qwen2-00002-of-00003.gguf"), "{error}");
+}
+
+/// A GGUF written again in another format answers nearly as before, and better with an importance matrix of a text than without; what
+/// is no matrix stays as it is.
+#[test]
+fn a_gguf_is_written_again_in_another_format() {
+    let shoal = Shoal::new();
+    let path = |name: &str| shoal.home().join(name).to_str().unwrap().to_owned();
+    let minnow = data("../../shard/minnow/minnow.gguf").to_str().unwrap().to_owned();
+    let (text, imatrix) = (path("text.txt"), path("minnow.imatrix"));
+    let told = ["a fox", "an owl", "a bear"].map(|animal| {
+        let told =
+            shoal.json(["run", "--json", "-n", "160", &format!("Tell me a story about {animal}.")], "");
+        told["text"].as_str().unwrap().to_owned()
+    });
+    fs::write(&text, told.join("\n")).unwrap();
+    let seen = shoal.json(["eval", "--text", &text, "--imatrix", &imatrix, "--json"], "");
+    let perplexity = |model: &str| {
+        let line = shoal.json(["eval", "--model", model, "--text", &text, "--json"], "");
+        line["perplexity"].as_f64().unwrap()
+    };
+    assert_eq!(seen["perplexity"].as_f64(), Some(perplexity(&minnow)), "watching changes nothing");
+    let written = |name: &str, more: &[&str]| {
+        let output = path(name);
+        let line = shoal.json([&["convert", &minnow, "--output", &output, "--json"], more].concat(), "");
+        (output, line)
+    };
+    let (plain, line) = written("plain.gguf", &["--format", "q2_k"]);
+    assert_eq!((&line["architecture"], &line["formats"]["q2_k"]), (&json!("llama"), &json!(56)), "{line}");
+    let (weighed, _) = written("weighed.gguf", &["--format", "q2_k", "--imatrix", &imatrix]);
+    let [float, plain_perplexity, weighed_perplexity] = [&minnow, &plain, &weighed].map(|m| perplexity(m));
+    println!("minnow {float:.3}, q2_k {plain_perplexity:.3}, weighed {weighed_perplexity:.3}");
+    assert!(float < weighed_perplexity && weighed_perplexity < plain_perplexity);
+
+    let (mixed, _) = written("mixed.gguf", &["--format", "q4_k", "--tensor", "blk.*.ffn_down=q6_k"]);
+    let (ours, source) = (Gguf::open(&mixed).unwrap(), Gguf::open(&minnow).unwrap());
+    let format = |name: &str| ours.require(name).unwrap().format.name;
+    assert_eq!(
+        ["blk.3.ffn_down.weight", "blk.3.ffn_up.weight", "token_embd.weight"].map(format),
+        ["q6_k", "q4_k", "q6_k"]
+    );
+    let norm = |gguf: &Gguf| gguf.require("blk.0.attn_norm.weight").unwrap().bytes.to_vec();
+    assert_eq!(norm(&ours), norm(&source));
+    for (key, value) in source.metadata().iter().filter(|(key, _)| *key != "general.file_type") {
+        assert_eq!(content(&ours.metadata().get(key).unwrap()), content(&value), "{key}");
+    }
+
+    let refused = |more: &[&str]| {
+        let output = path("never.gguf");
+        let (_, why) = shoal.fails([&["convert", &minnow, "--output", &output], more].concat(), "");
+        assert!(!Path::new(&output).exists());
+        why
+    };
+    let text_arg = text.as_str();
+    for (more, why) in [
+        (&[][..], "--format"),
+        (&["--format", "iq1_s"], "cannot write"),
+        (&["--format", "q4_k", "--tensor", "attn_z=q8_0"], "attn_z"),
+        (&["--format", "q4_k", "--tensor", "attn_q"], "ffn_down=q6_k"),
+        (&["--format", "q4_k", "--imatrix", &minnow], "no importance matrix"),
+        (&["--format", "q4_k", "--imatrix", text_arg], "GGUF"),
+        (&["--format", "q8_0", "--imatrix", &imatrix], "takes an importance matrix into account"),
+    ] {
+        let said = refused(more);
+        assert!(said.contains(why), "{more:?}: {said}");
+    }
+    let other = data("families/llama.gguf").to_str().unwrap().to_owned();
+    let (_, why) = shoal.fails(
+        ["convert", &other, "--format", "iq4_nl", "--output", &path("never.gguf"), "--imatrix", &imatrix],
+        "",
+    );
+    assert!(why.contains("other shapes") || why.contains("another model"), "{why}");
 }

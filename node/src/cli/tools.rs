@@ -68,6 +68,9 @@ pub struct EvalArgs {
     /// standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "greedy", "logits", "layers"])]
     pub text: Option<PathBuf>,
+    /// Write how much each input of each matrix matters for the text (an importance matrix, GGUF) for `shoal convert --imatrix`
+    #[arg(long, value_name = "FILE", requires = "text")]
+    pub imatrix: Option<PathBuf>,
     /// Generate this many tokens greedily
     #[arg(long, default_value_t = 0)]
     pub greedy: usize,
@@ -150,14 +153,22 @@ pub struct AuditArgs {
 /// `shoal convert`
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// Folder with config.json, *.safetensors and tokenizer.json, or one of the parts of a GGUF to join
+    /// Folder with config.json, *.safetensors and tokenizer.json; a .gguf file to write in another format; or one of the parts of a
+    /// GGUF, to join them or write them in another format
     pub source: PathBuf,
-    /// The file to write [default: FOLDER-FORMAT.gguf, of parts their common name]
+    /// The file to write [default: SOURCE-FORMAT.gguf, of parts that are joined their common name]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k and others [default: q8_0]
+    /// Weight format of the matrices: f32, f16, bf16, q8_0, q6_k, q4_k, q3_k, iq4_nl and others [default for a folder: q8_0]
     #[arg(short, long)]
     pub format: Option<String>,
+    /// Another format for matrices with this in their names, `*` for anything; the first that fits counts
+    #[arg(long, value_name = "PATTERN=FORMAT", requires = "format")]
+    pub tensor: Vec<String>,
+    /// How much each input of each matrix matters, from `shoal eval --imatrix` or llama.cpp (GGUF): errors are weighed by it in q2_k,
+    /// q3_k, q4_k, q5_k, q6_k and iq4_nl
+    #[arg(long, value_name = "FILE", requires = "format")]
+    pub imatrix: Option<PathBuf>,
     /// Threads that quantize [default: physical cores]
     #[arg(short, long)]
     pub threads: Option<u16>,

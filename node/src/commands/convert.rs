@@ -1,10 +1,11 @@
-//! `shoal convert`: safetensors to GGUF, and the parts of a GGUF to one file.
+//! `shoal convert`: safetensors to GGUF, a GGUF to one of another format, and the parts of a GGUF to one file.
 //!
-//! What a publisher's folder says is parsed by `shoal worker --convert`, which is handed the open files and confines itself
+//! What a publisher's files say is parsed by `shoal worker --convert`, which is handed the open files and confines itself
 //! first. This process opens them, shows how far it is, and gives the result its name once the other one is done.
 //!
 //! ```text
-//! parent: `Task` as a line of JSON, then the descriptors: the output, and the files in the task's order
+//! parent: `Task` as a line of JSON, then the descriptors: the output, the importance matrix if there is one, and the files in
+//!         the task's order
 //! child:  `Told` as lines of JSON, the last one `Done` or `Failed`
 //! ```
 
@@ -24,7 +25,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 use shard::{
-    convert::{Converted, Folder, Options, convert_open},
+    convert::{Converted, Folder, Options, Rule, convert_open, importance::Importance, requantize},
     gguf::{Gguf, split},
     kernels::threads::Pool,
     quant::{self, Format},
@@ -53,8 +54,14 @@ struct Task {
     name: Option<String>,
     /// Names and lengths of the files.
     files: Vec<(String, u64)>,
-    /// The format of the matrices; `None` joins the files, which are parts of a GGUF, as they are.
+    /// Whether the files are a GGUF, in one or in several parts, instead of a folder.
+    gguf: bool,
+    /// The format of the matrices; `None` joins the parts of a GGUF as they are.
     format: Option<String>,
+    /// Other formats for some of them, as [`Rule::parse`] reads them.
+    rules: Vec<String>,
+    /// The length of the importance matrix.
+    importance_bytes: Option<u64>,
     threads: usize,
 }
 
@@ -94,21 +101,26 @@ impl Drop for Unchecked {
 
 pub(super) fn run(args: ConvertArgs) -> Result<()> {
     let parts = split::parts(&args.source);
-    if parts.is_some() && (args.format.is_some() || args.threads.is_some()) {
-        return Err(Error::usage(
-            "the parts of a GGUF are joined as they are: leave out --format and --threads",
-        ));
+    let gguf = parts.is_some() || args.source.is_file();
+    if args.format.is_none() && args.threads.is_some() && gguf {
+        return Err(Error::usage("the parts of a GGUF are joined as they are: leave out --threads"));
     }
-    let folder_name = args.source.canonicalize().map_err(|e| shard::Error::io(&args.source, e))?;
-    let folder_name = folder_name.file_name().map(|n| n.to_string_lossy().into_owned());
-    let format = match parts {
-        Some(_) => None,
-        None => Some(format(args.format.as_deref().unwrap_or(DEFAULT_FORMAT))?),
+    if args.format.is_none() && args.source.is_file() && parts.is_none() {
+        return Err(Error::usage("a GGUF in one file needs --format, in which it is written again"));
+    }
+    let source_name = args.source.canonicalize().map_err(|e| shard::Error::io(&args.source, e))?;
+    let source_name = source_name.file_name().map(|n| n.to_string_lossy().into_owned());
+    let format = match (gguf, &args.format) {
+        (true, None) => None,
+        (_, named) => Some(format(named.as_deref().unwrap_or(DEFAULT_FORMAT))?),
     };
-    let stem = folder_name.as_deref().unwrap_or_default();
+    args.tensor.iter().try_for_each(|rule| Rule::parse(rule).map(drop))?;
+    let importance = args.imatrix.as_deref().map(open).transpose()?;
+    let stem = source_name.as_deref().unwrap_or_default();
+    let stem = if gguf { split::stem(stem) } else { stem };
     let output = args.output.unwrap_or_else(|| match format {
         Some(format) => format!("{stem}-{}.gguf", format.name).into(),
-        None => format!("{}.gguf", split::stem(stem)).into(),
+        None => format!("{stem}.gguf").into(),
     });
     if output.exists() && !args.force {
         return Err(Error::usage(format!("{} exists; --force replaces it", output.display())));
@@ -119,17 +131,26 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
     let (unchecked, file) = Unchecked::beside(&output).map_err(|e| shard::Error::io(&output, e))?;
     let files = match split::open_parts(&args.source)? {
         Some(parts) => parts.into_iter().map(|(file, bytes)| (String::new(), file, bytes)).collect(),
+        None if gguf => {
+            let (file, bytes) = open(&args.source)?;
+            vec![(String::new(), file, bytes)]
+        }
         None => Folder::open(&args.source)?.into_files(),
     };
     let task = Task {
         folder: args.source,
-        name: folder_name,
+        name: source_name,
         files: files.iter().map(|(name, _, bytes)| (name.clone(), *bytes)).collect(),
+        gguf,
         format: format.map(|format| format.name.to_owned()),
+        rules: args.tensor,
+        importance_bytes: importance.as_ref().map(|(_, bytes)| *bytes),
         threads,
     };
-    let descriptors: Vec<&File> =
-        std::iter::once(&file).chain(files.iter().map(|(_, file, _)| file)).collect();
+    let descriptors: Vec<&File> = std::iter::once(&file)
+        .chain(importance.iter().map(|(file, _)| file))
+        .chain(files.iter().map(|(_, file, _)| file))
+        .collect();
     let told = watch(&task, &descriptors, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -179,6 +200,14 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
     }
     say!("try: shoal run --model {} \"Hello\"", output.display());
     Ok(())
+}
+
+/// A file and its length.
+fn open(path: &Path) -> Result<(File, u64)> {
+    let failed = |error| shard::Error::io(path, error);
+    let file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    Ok((file, bytes))
 }
 
 fn format(name: &str) -> Result<&'static Format> {
@@ -240,15 +269,20 @@ pub(super) fn run_confined() -> Result<()> {
     confine::begin_child_with(descriptors::MAX_FILES as u64 + shard::convert::MAX_PARTS as u64);
     let task: Task = serde_json::from_str(&line(&mut stream)?)?;
     let mut files = Vec::new();
-    while files.len() < task.files.len() + 1 {
+    let others = 1 + usize::from(task.importance_bytes.is_some());
+    while files.len() < task.files.len() + others {
         files.extend(descriptors::receive(&stream)?.into_iter().map(File::from));
     }
     let output = files.remove(0);
-    // The output is mapped to be checked; no format takes more than the one it was read in.
-    let mapped = task.files.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes)).saturating_mul(2);
+    let importance = task.importance_bytes.map(|bytes| (files.remove(0), bytes));
+    // The output is mapped to be checked: a weight of a checkpoint has two bytes at least, one of a GGUF an eighth of four.
+    let larger = if task.gguf { 32 } else { 2 };
+    let all = task.files.iter().map(|(_, bytes)| *bytes).chain(task.importance_bytes);
+    let mapped = all.fold(0u64, u64::saturating_add).saturating_mul(larger);
     confine::limit_memory(mapped.saturating_add(confine::SLACK_BYTES));
     confine::enter(Purpose::Compute);
-    let files = task.files.into_iter().zip(files).map(|((name, bytes), file)| (name, file, bytes));
+    let files: Vec<(String, File, u64)> =
+        task.files.iter().zip(files).map(|((name, bytes), file)| (name.clone(), file, *bytes)).collect();
     let tell = |told: &Told| -> io::Result<()> {
         (&stream).write_all(format!("{}\n", serde_json::to_string(told)?).as_bytes())
     };
@@ -260,19 +294,7 @@ pub(super) fn run_confined() -> Result<()> {
             let _ = tell(&Told::Progress { done, total });
         }
     };
-    let made = match &task.format {
-        None => joined(files.map(|(_, file, bytes)| (file, bytes)).collect(), &output, &progress),
-        Some(name) => {
-            let options = Options { format: format(name)?, threads: task.threads };
-            convert_open(
-                &Folder::new(&task.folder, files),
-                task.name.as_deref(),
-                &output,
-                &options,
-                &progress,
-            )
-        }
-    };
+    let made = make(&task, files, importance, &output, &progress);
     let told = match made {
         Ok(Converted { architecture, tensors, bytes, formats }) => {
             let formats = formats.into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
@@ -285,10 +307,37 @@ pub(super) fn run_confined() -> Result<()> {
     Ok(tell(&told)?)
 }
 
+/// What the task says, with what was handed over.
+fn make(
+    task: &Task,
+    files: Vec<(String, File, u64)>,
+    importance: Option<(File, u64)>,
+    output: &File,
+    progress: &dyn Fn(u64, u64),
+) -> shard::Result<Converted> {
+    let whole = || match &files[..] {
+        [(_, file, bytes)] => Gguf::of_file(file, *bytes, &task.folder),
+        parts => Gguf::of_parts(parts.iter().map(|(_, file, bytes)| (file, *bytes)), &task.folder),
+    };
+    let Some(name) = &task.format else { return joined(&whole()?, output, progress) };
+    let importance = importance.map(|(file, bytes)| {
+        Gguf::of_file(&file, bytes, "the importance matrix").and_then(|gguf| Importance::from_gguf(&gguf))
+    });
+    let options = Options {
+        format: quant::by_name(name).ok_or_else(|| shard::Error::unsupported(name.clone()))?,
+        threads: task.threads,
+        rules: task.rules.iter().map(|rule| Rule::parse(rule)).collect::<shard::Result<_>>()?,
+        importance: importance.transpose()?,
+    };
+    if task.gguf {
+        return requantize(&whole()?, output, &options, progress);
+    }
+    convert_open(&Folder::new(&task.folder, files), task.name.as_deref(), output, &options, progress)
+}
+
 /// The parts of a GGUF as one file.
-fn joined(parts: Vec<(File, u64)>, output: &File, progress: &dyn Fn(u64, u64)) -> shard::Result<Converted> {
-    let gguf = Gguf::of_parts(parts.iter().map(|(file, bytes)| (file, *bytes)), "")?;
-    let bytes = split::join(&gguf, output, progress)?;
+fn joined(gguf: &Gguf, output: &File, progress: &dyn Fn(u64, u64)) -> shard::Result<Converted> {
+    let bytes = split::join(gguf, output, progress)?;
     let architecture = gguf.metadata().architecture()?.to_owned();
     Ok(Converted { architecture, tensors: gguf.tensors().len(), bytes, formats: Vec::new() })
 }

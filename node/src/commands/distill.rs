@@ -3,14 +3,13 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Write},
-    path::Path,
     time::{Duration, Instant},
 };
 
 use serde_json::json;
 use shard::draft::{DEPTH, Judged, Trainer, Training};
 
-use super::file_text;
+use super::{file_text, open_empty};
 use crate::{
     Error, Result,
     cli::DistillArgs,
@@ -72,17 +71,6 @@ pub(super) fn run(args: DistillArgs) -> Result<()> {
     let mut out = Counted { out: BufWriter::new(file), bytes: 0 };
     parts.write(&mut out, &model.name, model.tokenizer.digest())?;
     report(&args, (samples.len(), out.bytes), judged, took)
-}
-
-/// The file of the head, which must be new or empty. It is opened before the model's: then this process opens nothing more, and what is
-/// interrupted before there is a head leaves an empty file behind.
-fn open_empty(path: &Path) -> Result<File> {
-    let failed = |error| shard::Error::io(path, error);
-    let file = File::options().write(true).create(true).truncate(false).open(path).map_err(failed)?;
-    match file.metadata().map_err(failed)?.len() {
-        0 => Ok(file),
-        _ => Err(Error::usage(format!("{} exists; name another file with --output", path.display()))),
-    }
 }
 
 /// A file that counts what goes into it.

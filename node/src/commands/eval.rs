@@ -1,18 +1,20 @@
 //! `shoal eval`: logits after a list of tokens, whole or cut into shards; or how well a text is predicted, and what the
 //! rounding of a `q8` session or another kind of attention changes about it.
 
-use std::{fs::File, sync::Arc, time::Instant};
+use std::{fs::File, io::BufWriter, sync::Arc, time::Instant};
 
 use scheduler::LayerRange;
 use serde_json::{Value, json};
 use shard::{
+    convert::importance,
     executor::{Chain, Device, Options, argmax, whole_range},
     gguf::Gguf,
+    kernels::Inputs,
     models::Blueprint,
     tokenizer::Encode,
 };
 
-use super::{file_text, stdin_text, tokenize::parse_ids};
+use super::{file_text, open_empty, stdin_text, tokenize::parse_ids};
 use crate::{
     Error, Result,
     cli::EvalArgs,
@@ -31,9 +33,19 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
 
 /// Perplexity, and with rounding the divergence from the exact model.
 fn text(args: &EvalArgs, text: String) -> Result<()> {
-    let model = Model::load_confined(&args.engine)?;
+    let inputs = Arc::new(Inputs::default());
+    let (model, imatrix) = match &args.imatrix {
+        Some(path) => {
+            let file = open_empty(path)?;
+            (Model::load_watched(&args.engine, &inputs)?, Some((path, file)))
+        }
+        None => (Model::load_confined(&args.engine)?, None),
+    };
     let layers = model.executor.range().end();
     let rounding = rounding::alone(&args.wire.choice(), layers, model.executor.blueprint().hidden)?;
+    if imatrix.is_some() && !(rounding.is_none() && args.attention.session().is_default()) {
+        return Err(Error::usage("--imatrix is for the model as it is: leave out --wire and --attention"));
+    }
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
     let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
@@ -42,6 +54,15 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     let bar = output::progress(ids.len() as u64, "reading", false);
     let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
     bar.finish_and_clear();
+    if let Some((path, file)) = imatrix {
+        let seen = inputs.seen();
+        let text = args.text.as_deref().map(|text| text.display().to_string()).unwrap_or_default();
+        let chunks = ids.len().div_ceil(model.ctx) as u32;
+        importance::write(BufWriter::new(file), &seen, &text, (chunks, model.ctx as u32))?;
+        if !args.json {
+            say!("wrote {}: the inputs of {} tensors", path.display(), seen.len());
+        }
+    }
     let predicted = score.predicted as f64;
     let mut line = json!({
         "model": model.name,

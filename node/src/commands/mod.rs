@@ -111,6 +111,17 @@ fn file_text(file: &Path) -> Result<String> {
     utf8(bytes, &file.display().to_string())
 }
 
+/// The file that a command writes, which must be new or empty. It is opened before the model's: then this process opens nothing more, and
+/// what is interrupted before there is a result leaves an empty file behind.
+fn open_empty(path: &Path) -> Result<fs::File> {
+    let failed = |error| shard::Error::io(path, error);
+    let file = fs::File::options().write(true).create(true).truncate(false).open(path).map_err(failed)?;
+    match file.metadata().map_err(failed)?.len() {
+        0 => Ok(file),
+        _ => Err(Error::usage(format!("{} exists; name another file", path.display()))),
+    }
+}
+
 /// Bytes that should be text; an error says which byte of `what` is not.
 fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {

@@ -3,54 +3,64 @@
 //! What happens, in order: `config.json` names the family and gives the metadata ([`config`]); every tensor of the
 //! checkpoint gets its GGUF name, shape and the reordering its family needs ([`names`]); the tokenizer files become
 //! vocabulary metadata ([`vocab`]), and the file on pooling a key ([`pooling`]); then threads read slices of tensors, quantize them and hand them to one writer in
-//! file order. The output appears under its name only when it is complete and the engine
-//! accepts its header.
+//! file order ([`conveyor`]). The output appears under its name only when it is complete and the engine
+//! accepts its header. [`requantize()`] writes a GGUF again in another format in the same way.
 //!
-//! Limits: at most [`WINDOW`] slices of about [`SLICE_WEIGHTS`] weights are in memory at once; a thread that is ahead
-//! waits. A tensor that no rule names is an error: nothing is dropped silently.
+//! Limits: a tensor that nothing names is an error: nothing is dropped silently.
 
 mod checkpoint;
 mod config;
+mod conveyor;
 mod encoder;
 mod folder;
+mod formats;
 mod hybrid;
+pub mod importance;
 mod latent;
 mod names;
 mod pooling;
+mod requantize;
 mod vocab;
 
 use std::{
-    collections::BTreeMap,
     fs::File,
     io::{BufWriter, Seek, Write},
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{Condvar, Mutex, PoisonError},
 };
 
 use crate::{
     Error, Result,
     gguf::{Gguf, Writer},
     models::Blueprint,
-    quant::{self, Format},
+    quant::Format,
 };
 use checkpoint::Checkpoint;
 use config::{Config, has_delta_nets, has_latents, is_encoder};
+use conveyor::Slice;
 pub use folder::{Folder, MAX_PARTS};
+pub use formats::Rule;
+use formats::{Wanted, bytes_of, check_importance, check_rules, choose, count, encode, file_type};
+use importance::Importance;
 use names::Planned;
-
-/// Slices between the reading threads and the writer.
-const WINDOW: usize = 16;
-/// Weights per slice: large enough that a thread's turn costs nothing, small enough to keep memory low.
-const SLICE_WEIGHTS: usize = 4 << 20;
+pub use requantize::requantize;
 
 /// How to convert.
 pub struct Options {
-    /// The format of the matrices; vectors stay f32. Rows that do not fit its blocks take [`fallback`].
+    /// The format of the matrices; vectors stay f32. Rows that are no whole blocks take another.
     pub format: &'static Format,
     /// Threads that read and quantize, at least one.
     pub threads: usize,
+    /// What goes before `format`, the first rule that is about a tensor.
+    pub rules: Vec<Rule>,
+    /// How much each input of each matrix matters.
+    pub importance: Option<Importance>,
+}
+
+impl Options {
+    /// Matrices in `format`, made by so many threads.
+    pub fn new(format: &'static Format, threads: usize) -> Self {
+        Self { format, threads, rules: Vec::new(), importance: None }
+    }
 }
 
 /// What was written.
@@ -113,8 +123,16 @@ fn write(
         true => encoder::plan(&config, &checkpoint)?,
         false => names::plan(&config, &checkpoint)?,
     };
-    let formats: Vec<&'static Format> =
-        plan.iter().map(|p| choose(p, options.format, config.tied() && !encodes)).collect::<Result<_>>()?;
+    let tied = config.tied() && !encodes;
+    let format_of = |planned: &Planned| {
+        let name = &*planned.name;
+        let head = name == "output.weight" || (tied && name == "token_embd.weight");
+        choose(&Wanted { name, cols: planned.cols, vector: planned.vector, head }, options)
+    };
+    let formats: Vec<&'static Format> = plan.iter().map(format_of).collect::<Result<_>>()?;
+    let matrices = plan.iter().filter(|planned| !planned.vector).map(|planned| &*planned.name);
+    check_rules(&options.rules, matrices.clone())?;
+    check_importance(options.importance.as_ref(), matrices, &formats)?;
 
     let mut writer = Writer::new();
     config.write(&mut writer, name.unwrap_or("converted"), file_type(options.format))?;
@@ -134,28 +152,20 @@ fn write(
     }
     let mut out = writer.start(BufWriter::with_capacity(1 << 20, output))?;
 
-    let slices = slices(&plan);
+    let slices: Vec<Slice> = plan
+        .iter()
+        .enumerate()
+        .flat_map(|(at, planned)| Slice::of(at, planned.rows(), planned.cols, planned.row_unit()))
+        .collect();
     let total: u64 = plan.iter().zip(&formats).map(|(p, f)| bytes_of(f, p.rows() * p.cols) as u64).sum();
-    let conveyor = Conveyor::default();
     let make = |slice: &Slice| -> Result<Vec<u8>> {
-        let weights = plan[slice.tensor].read(&checkpoint, slice.rows.clone())?;
-        encode(formats[slice.tensor], &weights, &plan[slice.tensor].name)
+        let planned = &plan[slice.tensor];
+        let weights = planned.read(&checkpoint, slice.rows.clone())?;
+        let place = (slice.rows.start, planned.rows());
+        let name = (&*planned.name, planned.cols);
+        encode(formats[slice.tensor], name, &weights, place, options.importance.as_ref())
     };
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.max(1) {
-            scope.spawn(|| conveyor.work(&slices, &make));
-        }
-        // Stops the workers on every way out, a panic of `progress` included.
-        let _stop = Stop(&conveyor);
-        let mut done = 0;
-        for _ in &slices {
-            let bytes = conveyor.take()?;
-            done += bytes.len() as u64;
-            out.write(&bytes)?;
-            progress(done, total);
-        }
-        Ok::<(), Error>(())
-    })?;
+    conveyor::run(&slices, options.threads, &make, &mut out, &|done| progress(done, total))?;
     let mut out = out.finish()?;
     out.flush().map_err(|e| Error::io("", e))?;
     let bytes = out.get_mut().stream_position().map_err(|e| Error::io("", e))?;
@@ -169,18 +179,6 @@ fn runnable(file: &File, bytes: u64) -> Result<()> {
         let why = format!("with the checkpoint's tensors it makes no model that can be run: {error}");
         Error::malformed("config.json", why)
     })
-}
-
-/// How often each format occurs, in order of first occurrence.
-fn count(formats: &[&'static Format]) -> Vec<(&'static str, usize)> {
-    let mut counts: Vec<(&'static str, usize)> = Vec::new();
-    for format in formats {
-        match counts.iter_mut().find(|(name, _)| *name == format.name) {
-            Some((_, n)) => *n += 1,
-            None => counts.push((format.name, 1)),
-        }
-    }
-    counts
 }
 
 /// A complete file under a passing name, removed unless it is accepted.
@@ -211,197 +209,9 @@ impl Drop for Unchecked {
     }
 }
 
-/// The format a tensor is stored in: vectors, routers and what encoders have outside layers f32; the head (and a tied embedding) at least q6_k, since
-/// every token's logits pass through it; rows that are not whole blocks in the nearest format of 32-blocks.
-fn choose(planned: &Planned, wanted: &'static Format, tied: bool) -> Result<&'static Format> {
-    const FLOAT: [&str; 5] = ["ffn_gate_inp", "ssm_conv1d", "position_embd", "token_types", "cls."];
-    if planned.vector || FLOAT.iter().any(|part| planned.name.contains(part)) {
-        return named("f32");
-    }
-    let head = planned.name == "output.weight" || (tied && planned.name == "token_embd.weight");
-    let bits = wanted.block_bytes as f64 * 8.0 / wanted.block_len as f64;
-    let mut format = if head && bits < 6.5 { named("q6_k")? } else { wanted };
-    while !planned.cols.is_multiple_of(format.block_len) {
-        format = fallback(format)?;
-    }
-    Ok(format)
-}
-
-/// What takes the place of a format whose blocks do not divide the rows.
-fn fallback(format: &Format) -> Result<&'static Format> {
-    match format.name {
-        "q2_k" | "q3_k" => named("q4_0"),
-        "q4_k" => named("q5_0"),
-        "q5_k" => named("q5_1"),
-        "q6_k" => named("q8_0"),
-        _ => named("f16"),
-    }
-}
-
-fn named(name: &str) -> Result<&'static Format> {
-    quant::by_name(name).ok_or_else(|| Error::unsupported(format!("weight format {name}")))
-}
-
-/// The number other tools show for a file's main format.
-fn file_type(format: &Format) -> u32 {
-    match format.name {
-        "f32" => 0,
-        "f16" => 1,
-        "q4_0" => 2,
-        "q4_1" => 3,
-        "q8_0" => 7,
-        "q5_0" => 8,
-        "q5_1" => 9,
-        "q2_k" => 10,
-        "q3_k" => 12,
-        "q4_k" => 15,
-        "q5_k" => 17,
-        "q6_k" => 18,
-        "iq4_nl" => 25,
-        "bf16" => 32,
-        "tq1_0" => 36,
-        "tq2_0" => 37,
-        "mxfp4" => 38,
-        _ => 1024,
-    }
-}
-
-fn bytes_of(format: &Format, weights: usize) -> usize {
-    weights / format.block_len * format.block_bytes
-}
-
-fn encode(format: &Format, weights: &[f32], name: &str) -> Result<Vec<u8>> {
-    if let Some(bad) = weights.iter().find(|w| !w.is_finite()) {
-        return Err(Error::malformed(name, format!("it holds {bad}")));
-    }
-    let quantize = format.quantize.ok_or_else(|| Error::unsupported(format!("writing {}", format.name)))?;
-    let mut bytes = vec![0; bytes_of(format, weights.len())];
-    quantize(weights, &mut bytes);
-    Ok(bytes)
-}
-
-/// Some rows of one tensor.
-struct Slice {
-    tensor: usize,
-    rows: Range<usize>,
-}
-
-fn slices(plan: &[Planned]) -> Vec<Slice> {
-    let mut slices = Vec::new();
-    for (tensor, planned) in plan.iter().enumerate() {
-        let unit = planned.row_unit();
-        let step = (SLICE_WEIGHTS / planned.cols.max(1)).next_multiple_of(unit).max(unit);
-        let mut start = 0;
-        while start < planned.rows() {
-            let end = (start + step).min(planned.rows());
-            slices.push(Slice { tensor, rows: start..end });
-            start = end;
-        }
-    }
-    slices
-}
-
-/// Stops a conveyor when it is dropped.
-struct Stop<'a>(&'a Conveyor);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-/// Hands out slices in order and gives their bytes back in order.
-#[derive(Default)]
-struct Conveyor {
-    state: Mutex<Belt>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Belt {
-    next: usize,
-    taken: usize,
-    ready: BTreeMap<usize, Result<Vec<u8>>>,
-    stopped: bool,
-}
-
-impl Conveyor {
-    fn work(&self, slices: &[Slice], make: &(dyn Fn(&Slice) -> Result<Vec<u8>> + Sync)) {
-        loop {
-            let mut belt = self.lock();
-            while !belt.stopped && belt.next < slices.len() && belt.next >= belt.taken + WINDOW {
-                belt = self.changed.wait(belt).unwrap_or_else(PoisonError::into_inner);
-            }
-            if belt.stopped || belt.next >= slices.len() {
-                return;
-            }
-            let mine = belt.next;
-            belt.next += 1;
-            drop(belt);
-            // A panic must arrive at `take`, which would wait for this slice forever.
-            let made = catch_unwind(AssertUnwindSafe(|| make(&slices[mine]))).unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Error::invalid(format!("converting a tensor failed inside the program: {text}")))
-            });
-            self.lock().ready.insert(mine, made);
-            self.changed.notify_all();
-        }
-    }
-
-    fn take(&self) -> Result<Vec<u8>> {
-        let mut belt = self.lock();
-        loop {
-            let next = belt.taken;
-            if let Some(made) = belt.ready.remove(&next) {
-                belt.taken += 1;
-                self.changed.notify_all();
-                return made;
-            }
-            belt = self.changed.wait(belt).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn stop(&self) {
-        self.lock().stopped = true;
-        self.changed.notify_all();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Belt> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_panic_while_converting_is_an_error() {
-        let slices: Vec<Slice> = (0..40).map(|row| Slice { tensor: 0, rows: row..row + 1 }).collect();
-        let conveyor = Conveyor::default();
-        let make = |slice: &Slice| -> Result<Vec<u8>> {
-            assert!(slice.rows.start != 30, "row 30 is bad");
-            Ok(vec![slice.rows.start as u8])
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| conveyor.work(&slices, &make));
-            }
-            let _stop = Stop(&conveyor);
-            for row in 0..30 {
-                assert_eq!(conveyor.take().unwrap(), [row]);
-            }
-            let why = conveyor.take().unwrap_err().to_string();
-            assert!(why.contains("row 30 is bad"), "{why}");
-        });
-    }
-
-    #[test]
-    fn formats_are_counted() {
-        let list: Vec<_> = ["q4_k", "f32", "q4_k"].iter().map(|name| named(name).unwrap()).collect();
-        assert_eq!(count(&list), [("q4_k", 2), ("f32", 1)]);
-    }
 
     #[test]
     fn what_cannot_be_run_never_gets_its_name() {
@@ -409,7 +219,7 @@ mod tests {
         let unchecked = Unchecked::beside(&output);
         let mut writer = Writer::new();
         writer.add_str("general.architecture", "llama");
-        writer.add_tensor_info("token_embd.weight", &[2, 2], named("f32").unwrap());
+        writer.add_tensor_info("token_embd.weight", &[2, 2], &crate::quant::F32);
         let file = unchecked.create().unwrap();
         let mut out = writer.start(&file).unwrap();
         out.tensor(&[0; 16]).unwrap();

@@ -76,6 +76,9 @@ impl Cpu {
         if n == 0 || cols == 0 {
             return targets.iter_mut().for_each(|target| target.out.fill(0.0));
         }
+        if let Some(inputs) = self.inputs() {
+            targets.iter().filter_map(|target| target.matrix.mark()).for_each(|mark| inputs.add(mark, x));
+        }
         let isa = self.isa();
         let groups = Groups::integer(isa, n);
         let plain = groups.size > tile_rows(isa);

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::Cpu;
 use super::layouts::{self, FloatKind, Panels};
 use super::panel::ROWS;
+use super::{Cpu, Mark};
 use crate::quant::Format;
 use crate::{Error, Result};
 
@@ -157,6 +157,8 @@ pub struct Matrix {
     code_bytes: usize,
     panel_bytes: usize,
     arena: Arena,
+    /// Which of those that are watched it is.
+    mark: Option<Mark>,
 }
 
 /// What format and shape of a matrix make of its memory.
@@ -192,11 +194,21 @@ impl Shape {
 
     fn of(self, format: &'static Format, rows: usize, cols: usize, arena: Arena) -> Matrix {
         let Self { kind, code_bytes, panel_bytes, .. } = self;
-        Matrix { format, rows, cols, kind, code_bytes, panel_bytes, arena }
+        Matrix { format, rows, cols, kind, code_bytes, panel_bytes, arena, mark: None }
     }
 }
 
 impl Matrix {
+    /// The same, watched as `mark`.
+    pub fn marked(self, mark: Option<Mark>) -> Self {
+        Self { mark, ..self }
+    }
+
+    /// Which of the matrices that are watched it is.
+    pub fn mark(&self) -> Option<Mark> {
+        self.mark
+    }
+
     /// Packs `bytes`, which are `rows` rows of `cols` weights in `format`, on all threads of `cpu`.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ pub mod conv;
 mod cpu;
 pub mod delta;
 mod file_at;
+mod inputs;
 mod isa;
 mod job;
 mod layouts;
@@ -28,6 +29,7 @@ pub use attention::{AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER, new_qu
 pub use conv::ConvJob;
 pub use cpu::Cpu;
 pub use delta::{DeltaInputs, DeltaJob, DeltaShape};
+pub use inputs::{Inputs, Mark, Seen};
 pub use isa::{Isa, Kernel};
 pub use mamba2::{Mamba2Gate, Mamba2Inputs, Mamba2Job, Mamba2Shape};
 pub use matmul::Target;

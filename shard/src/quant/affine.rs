@@ -1,4 +1,4 @@
-//! What Q4_K and Q5_K share: the packed scales and minima of eight groups of 32, and the search for good ones.
+//! What Q2_K, Q4_K and Q5_K share: the search for good scales and minima; and of the last two how eight of them are packed.
 //!
 //! Twelve bytes hold `sc[8]` and `mn[8]`, 6 bits each, for j < 4:
 //!
@@ -8,13 +8,9 @@
 //! byte 8 + j    low nibble of sc[4 + j],    high nibble: low nibble of mn[4 + j]
 //! ```
 
-use super::{half, inverse, nearest, range, to_half};
+use super::{half, inverse, nearest, range, to_half, weighed};
 
-const GROUP: usize = 32;
-const GROUPS: usize = 8;
-const LEN: usize = GROUP * GROUPS;
-/// The largest scale or minimum: 6 bits.
-const MAX_SCALE: f32 = 63.0;
+const LEN: usize = 256;
 
 /// Scale and minimum of group `g`, both 0..=63, from the 12 packed bytes.
 pub(super) fn scale_min(packed: &[u8], g: usize) -> (u8, u8) {
@@ -26,7 +22,7 @@ pub(super) fn scale_min(packed: &[u8], g: usize) -> (u8, u8) {
 }
 
 /// The opposite of [`scale_min`] for all groups.
-fn pack(scales: &[(u8, u8); GROUPS]) -> [u8; 12] {
+pub(super) fn pack(scales: &[(u8, u8)]) -> [u8; 12] {
     let mut packed = [0; 12];
     for j in 0..4 {
         let ((sc, mn), (sc4, mn4)) = (scales[j], scales[4 + j]);
@@ -37,53 +33,70 @@ fn pack(scales: &[(u8, u8); GROUPS]) -> [u8; 12] {
     packed
 }
 
-/// A quantized block of 256 weights before its codes are packed.
+/// A quantized block of 256 weights before it is packed.
 pub(super) struct Fit {
     pub d: [u8; 2],
     pub dmin: [u8; 2],
-    pub scales: [u8; 12],
+    /// Scale and minimum of each group.
+    pub scales: Vec<(u8, u8)>,
     pub codes: [u8; LEN],
 }
 
-/// Quantizes 256 weights to codes `0..=max_code`.
-///
-/// Each group's best scale and minimum is searched in f32 ([`Group::best_line`]), all are rounded to 6 bits of the
-/// block's largest, and around what rounding gives the neighbors are tried, since a scale rounded down goes well
-/// with another minimum.
-pub(super) fn fit(weights: &[f32], max_code: u8) -> Fit {
-    let groups: [Group; GROUPS] =
-        std::array::from_fn(|g| Group::new(&weights[g * GROUP..][..GROUP], max_code));
-    let lines = groups.each_ref().map(Group::best_line);
-    let largest = |of: fn(&(f32, f32)) -> f32| lines.iter().map(of).fold(0.0, f32::max);
-    let (d, dmin) =
-        (to_half(largest(|line| line.0) / MAX_SCALE), to_half(largest(|line| line.1) / MAX_SCALE));
-    let units = (half(&d), half(&dmin));
-
-    let mut scales = [(0, 0); GROUPS];
-    let mut codes = [0; LEN];
-    for (g, codes) in codes.chunks_exact_mut(GROUP).enumerate() {
-        let (sc, mn) = groups[g].best_pair(lines[g], units);
-        scales[g] = (sc as u8, mn as u8);
-        let (per_scale, min) = (inverse(units.0 * sc), units.1 * mn);
-        for (code, &w) in codes.iter_mut().zip(&groups[g].weights) {
-            *code = groups[g].code(w + min, per_scale) as u8;
-        }
-    }
-    Fit { d, dmin, scales: pack(&scales), codes }
+/// The largest code, and the largest scale and minimum.
+#[derive(Clone, Copy)]
+pub(super) struct Largest {
+    pub code: u8,
+    pub scale: u8,
 }
 
-/// 32 weights, and how much an error at each counts: large weights matter more, but small ones matter.
-struct Group {
-    weights: [f32; GROUP],
-    importance: [f32; GROUP],
+/// Quantizes 256 weights in groups of `N`, an error at each of which counts as `importance` says, if it says so.
+///
+/// Each group's best scale and minimum is searched in f32 ([`Group::best_line`]), all are rounded to the bits that they have of the
+/// block's largest, and around what rounding gives the neighbors are tried, since a scale rounded down goes well
+/// with another minimum.
+pub(super) fn fit<const N: usize>(weights: &[f32], importance: Option<&[f32]>, largest: Largest) -> Fit {
+    let importance = importance.map(|importance| weighed(weights, importance));
+    let of = |g: usize| importance.as_ref().map(|importance| &importance[g * N..(g + 1) * N]);
+    let groups: Vec<Group<N>> = weights
+        .chunks_exact(N)
+        .enumerate()
+        .map(|(g, weights)| Group::new(weights, of(g), largest.code))
+        .collect();
+    let lines: Vec<(f32, f32)> = groups.iter().map(Group::best_line).collect();
+    let most = f32::from(largest.scale);
+    let unit = |of: fn(&(f32, f32)) -> f32| to_half(lines.iter().map(of).fold(0.0, f32::max) / most);
+    let (d, dmin) = (unit(|line| line.0), unit(|line| line.1));
+    let units = (half(&d), half(&dmin));
+
+    let mut scales = Vec::with_capacity(groups.len());
+    let mut codes = [0; LEN];
+    for ((group, line), codes) in groups.iter().zip(&lines).zip(codes.chunks_exact_mut(N)) {
+        let (sc, mn) = group.best_pair(*line, units, most);
+        scales.push((sc as u8, mn as u8));
+        let (per_scale, min) = (inverse(units.0 * sc), units.1 * mn);
+        for (code, &w) in codes.iter_mut().zip(&group.weights) {
+            *code = group.code(w + min, per_scale) as u8;
+        }
+    }
+    Fit { d, dmin, scales, codes }
+}
+
+/// `N` weights, and how much an error at each counts: large weights matter more, but small ones matter.
+struct Group<const N: usize> {
+    weights: [f32; N],
+    importance: [f32; N],
     max_code: f32,
 }
 
-impl Group {
-    fn new(weights: &[f32], max_code: u8) -> Self {
-        let weights: [f32; GROUP] = std::array::from_fn(|i| weights[i]);
-        let rms = (weights.iter().map(|w| w * w).sum::<f32>() / GROUP as f32).sqrt();
-        Self { weights, importance: weights.map(|w| rms + w.abs()), max_code: max_code.into() }
+impl<const N: usize> Group<N> {
+    fn new(weights: &[f32], importance: Option<&[f32]>, max_code: u8) -> Self {
+        let weights: [f32; N] = std::array::from_fn(|i| weights[i]);
+        let rms = (weights.iter().map(|w| w * w).sum::<f32>() / N as f32).sqrt();
+        let importance = match importance {
+            Some(importance) => std::array::from_fn(|i| importance[i]),
+            None => weights.map(|w| rms + w.abs()),
+        };
+        Self { weights, importance, max_code: max_code.into() }
     }
 
     /// The code of a weight that lies `above` the minimum.
@@ -135,13 +148,13 @@ impl Group {
         (scale, 0.0, error(scale, 0.0))
     }
 
-    /// The best pair of 6-bit scale and minimum among the nine around what the line rounds to.
-    fn best_pair(&self, line: (f32, f32), units: (f32, f32)) -> (f32, f32) {
+    /// The best pair of scale and minimum up to `most` among the nine around what the line rounds to.
+    fn best_pair(&self, line: (f32, f32), units: (f32, f32), most: f32) -> (f32, f32) {
         let (sc, mn) = (nearest(line.0 * inverse(units.0)), nearest(line.1 * inverse(units.1)));
-        let (mut best, mut least) = ((sc.clamp(0.0, MAX_SCALE), mn.clamp(0.0, MAX_SCALE)), f32::INFINITY);
+        let (mut best, mut least) = ((sc.clamp(0.0, most), mn.clamp(0.0, most)), f32::INFINITY);
         for step in 0..9 {
-            let sc = (sc + (step % 3 - 1) as f32).clamp(0.0, MAX_SCALE);
-            let mn = (mn + (step / 3 - 1) as f32).clamp(0.0, MAX_SCALE);
+            let sc = (sc + (step % 3 - 1) as f32).clamp(0.0, most);
+            let mn = (mn + (step / 3 - 1) as f32).clamp(0.0, most);
             let (scale, min) = (units.0 * sc, units.1 * mn);
             let per_scale = inverse(scale);
             let [error] = self.sum(|weight, importance| {
@@ -156,9 +169,9 @@ impl Group {
     }
 
     /// Sums over all weights and their importance, in four partial sums that a compiler can keep in one register.
-    fn sum<const N: usize>(&self, terms: impl Fn(f32, f32) -> [f32; N]) -> [f32; N] {
+    fn sum<const T: usize>(&self, terms: impl Fn(f32, f32) -> [f32; T]) -> [f32; T] {
         const LANES: usize = 4;
-        let mut sums = [[0.0f32; LANES]; N];
+        let mut sums = [[0.0f32; LANES]; T];
         for (weights, importance) in self.weights.chunks_exact(LANES).zip(self.importance.chunks_exact(LANES))
         {
             for lane in 0..LANES {

@@ -15,6 +15,7 @@ pub static F16: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot,
     integer: false,
 };

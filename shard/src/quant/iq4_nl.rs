@@ -7,9 +7,9 @@
 //! ```
 //!
 //! d1, per block b ascending: `acc = fma(idot as f32, d * x.d[b], acc)` with `idot` the exact sum of
-//! `VALUES[code[i]] * x.q[i]`. There is no quantizer.
+//! `VALUES[code[i]] * x.q[i]`.
 
-use super::{Format, QuantizedRow, each_block, half};
+use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, signed_max, to_half, weighed};
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -27,7 +27,8 @@ pub static IQ4_NL: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
+    quantize_weighted: Some(quantize_weighted),
     dot,
     integer: true,
 };
@@ -42,6 +43,54 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
         for (out, value) in out.iter_mut().zip(values(block)) {
             *out = d * value as f32;
         }
+    }
+}
+
+/// The code whose value is closest, the lower one of two.
+fn code(value: f32) -> u8 {
+    let below = VALUES.partition_point(|v| f32::from(*v) < value).clamp(1, 15);
+    let [low, high] = [below - 1, below].map(|code| f32::from(VALUES[code]));
+    if value - low <= high - value { below as u8 - 1 } else { below as u8 }
+}
+
+/// Tries scales that put the largest magnitude around the ends of the table; for each, the codes that follow have a
+/// least-squares scale of their own, and the one that explains most wins.
+fn quantize(weights: &[f32], blocks: &mut [u8]) {
+    for (weights, block) in each_block_mut(&IQ4_NL, weights, blocks) {
+        let importance: Vec<f32> = weights.iter().map(|w| w * w).collect();
+        fill(weights, &importance, block);
+    }
+}
+
+fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
+    let blocks = each_block_mut(&IQ4_NL, weights, blocks).zip(importance.chunks_exact(LEN));
+    blocks.for_each(|((weights, block), importance)| fill(weights, &weighed(weights, importance), block));
+}
+
+fn fill(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+    let max = signed_max(weights);
+    let (mut best, mut most) = (0.0, -1.0);
+    let ends = [f32::from(VALUES[0]), f32::from(VALUES[15])];
+    for (end, step) in ends.into_iter().flat_map(|end| (-7..=7).map(move |step| (end, step))) {
+        if max.abs() < 1e-15 {
+            break;
+        }
+        let per_scale = (end + step as f32) / max;
+        let (mut with_weights, mut with_codes) = (0.0f32, 0.0f32);
+        for (w, importance) in weights.iter().zip(importance) {
+            let value = f32::from(VALUES[usize::from(code(w * per_scale))]);
+            with_weights += importance * w * value;
+            with_codes += importance * value * value;
+        }
+        let explained = with_weights * with_weights * inverse(with_codes);
+        if explained > most {
+            (best, most) = (with_weights * inverse(with_codes), explained);
+        }
+    }
+    block[D..QS].copy_from_slice(&to_half(best));
+    let per_scale = inverse(half(&block[D..]));
+    for (i, byte) in block[QS..].iter_mut().enumerate() {
+        *byte = code(weights[i] * per_scale) | code(weights[16 + i] * per_scale) << 4;
     }
 }
 

@@ -90,6 +90,9 @@ pub const SUM_BLOCK: usize = 16;
 /// From f32 weights to the blocks of a format.
 pub type Quantizer = fn(weights: &[f32], blocks: &mut [u8]);
 
+/// From one row of f32 weights to the blocks of a format, where an error at each weight counts as `importance` says.
+pub type WeightedQuantizer = fn(weights: &[f32], importance: &[f32], blocks: &mut [u8]);
+
 /// One weight format: its layout and its scalar specification.
 pub struct Format {
     /// The name users and reports see, e.g. `q4_k`.
@@ -105,6 +108,8 @@ pub struct Format {
     /// f32 to blocks, where a quantizer exists; lengths as in `dequantize`. Finite weights are assumed: others
     /// give some block, never a panic.
     pub quantize: Option<Quantizer>,
+    /// The same with a search that weighs errors, where there is one. Importance is above 0.
+    pub quantize_weighted: Option<WeightedQuantizer>,
     /// One output of a matrix product, in the exact order of profile `d1`.
     pub dot: fn(row: &[u8], x: &QuantizedRow<'_>) -> f32,
     /// Whether `dot` reads the int8 activations (`true`) or the f32 ones.
@@ -242,6 +247,45 @@ fn each_block_mut<'a>(
 /// The value of largest magnitude with its sign, the first of equals; 0 for an empty slice.
 fn signed_max(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0f32, |max, &w| if w.abs() > max.abs() { w } else { max })
+}
+
+/// How much an error at each of some weights counts where its input matters as `importance` says: large weights matter more, too, as
+/// in llama.cpp's searches.
+fn weighed(weights: &[f32], importance: &[f32]) -> Vec<f32> {
+    let mean = weights.iter().map(|w| w * w).sum::<f32>() / weights.len() as f32;
+    weights.iter().zip(importance).map(|(w, importance)| importance * (2.0 * mean + w * w).sqrt()).collect()
+}
+
+/// For each group of `group` weights the scale that makes codes `-limit..limit` fit best, errors weighted by `importance`, else by
+/// the squares of the weights.
+///
+/// Tries scales that put the largest magnitude 0.9 steps around `limit` steps from zero; for each, the codes that
+/// follow from it have a least-squares scale of their own, and the one that explains most wins.
+fn best_scales(weights: &[f32], importance: Option<&[f32]>, group: usize, limit: f32) -> Vec<f32> {
+    let squares = || weights.iter().map(|w| w * w).collect();
+    let importance: Vec<f32> = importance.map_or_else(squares, |importance| weighed(weights, importance));
+    let best = |(weights, importance): (&[f32], &[f32])| {
+        let max = signed_max(weights);
+        if max.abs() < 1e-15 {
+            return 0.0;
+        }
+        let (mut best, mut most) = (0.0, -1.0);
+        for step in -9..=9 {
+            let per_scale = -(limit + 0.1 * step as f32) / max;
+            let (mut with_weights, mut with_codes) = (0.0f32, 0.0f32);
+            for (w, importance) in weights.iter().zip(importance) {
+                let code = nearest(w * per_scale).clamp(-limit, limit - 1.0);
+                with_weights += importance * w * code;
+                with_codes += importance * code * code;
+            }
+            let explained = with_weights * with_weights * inverse(with_codes);
+            if explained > most {
+                (best, most) = (with_weights * inverse(with_codes), explained);
+            }
+        }
+        best
+    };
+    weights.chunks_exact(group).zip(importance.chunks_exact(group)).map(best).collect()
 }
 
 /// The smallest and the largest weight.

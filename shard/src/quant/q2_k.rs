@@ -11,9 +11,12 @@
 //! d1, per 32 weights b ascending, halves 0 and 1 of 16: with exact integers
 //! `isum = sc0 * idot0 + sc1 * idot1` and `msum = mn0 * xsum0 + mn1 * xsum1`:
 //! `acc = fma(isum as f32, d * x.d[b], acc)`, then `acc = fma(msum as f32, -(dmin * x.d[b]), acc)`.
-//! There is no quantizer.
 
-use super::{Format, QuantizedRow, each_block, half};
+use super::{
+    Format, QuantizedRow,
+    affine::{self, Largest},
+    each_block, each_block_mut, half,
+};
 
 const LEN: usize = 256;
 const SCALES: usize = 0;
@@ -30,7 +33,8 @@ pub static Q2_K: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
+    quantize_weighted: Some(quantize_weighted),
     dot,
     integer: true,
 };
@@ -57,6 +61,27 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
                 *out = scale * q as f32 - min;
             }
         }
+    }
+}
+
+/// Searches scales and minima as [`affine::fit`] says.
+fn quantize(weights: &[f32], blocks: &mut [u8]) {
+    each_block_mut(&Q2_K, weights, blocks).for_each(|(weights, block)| fill(weights, None, block));
+}
+
+fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
+    let blocks = each_block_mut(&Q2_K, weights, blocks).zip(importance.chunks_exact(LEN));
+    blocks.for_each(|((weights, block), importance)| fill(weights, Some(importance), block));
+}
+
+fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+    let fit = affine::fit::<16>(weights, importance, Largest { code: 3, scale: 15 });
+    block[D..DMIN].copy_from_slice(&fit.d);
+    block[DMIN..].copy_from_slice(&fit.dmin);
+    block[SCALES..QS].iter_mut().zip(&fit.scales).for_each(|(byte, (sc, mn))| *byte = sc | mn << 4);
+    for (i, byte) in block[QS..D].iter_mut().enumerate() {
+        let first = 128 * (i / 32) + i % 32;
+        *byte = (0..4).map(|k| fit.codes[first + 32 * k] << (2 * k)).sum();
     }
 }
 

@@ -11,9 +11,11 @@
 //!
 //! d1, per 32 weights b ascending, halves 0 and 1 of 16: with the exact integer
 //! `isum = sc0 * idot0 + sc1 * idot1`, `idot` over `code - 4`: `acc = fma(isum as f32, d * x.d[b], acc)`.
-//! There is no quantizer.
 
-use super::{Format, QuantizedRow, each_block, half};
+use super::{
+    Format, QuantizedRow, best_scales, each_block, each_block_mut, half, inverse, nearest, signed_max,
+    to_half,
+};
 
 const LEN: usize = 256;
 const HMASK: usize = 0;
@@ -30,7 +32,8 @@ pub static Q3_K: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
+    quantize_weighted: Some(quantize_weighted),
     dot,
     integer: true,
 };
@@ -60,6 +63,36 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
             for (out, q) in out.iter_mut().zip(codes(block, j)) {
                 *out = scale * q as f32;
             }
+        }
+    }
+}
+
+/// Finds each group's best scale, rounds the scales to 6 bits of the largest, then the weights to 3.
+fn quantize(weights: &[f32], blocks: &mut [u8]) {
+    each_block_mut(&Q3_K, weights, blocks).for_each(|(weights, block)| fill(weights, None, block));
+}
+
+fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
+    let blocks = each_block_mut(&Q3_K, weights, blocks).zip(importance.chunks_exact(LEN));
+    blocks.for_each(|((weights, block), importance)| fill(weights, Some(importance), block));
+}
+
+fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+    block.fill(0);
+    let wanted = best_scales(weights, importance, 16, 4.0);
+    let unit = signed_max(&wanted) / -32.0;
+    block[D..].copy_from_slice(&to_half(unit));
+    let (unit, per_unit) = (half(&block[D..]), inverse(unit));
+    for (j, weights) in weights.chunks_exact(16).enumerate() {
+        let sc = nearest(wanted[j] * per_unit).clamp(-32.0, 31.0);
+        let bits = (sc as i8 + 32) as u8;
+        block[SCALES + j % 8] |= (bits & 0x0f) << (j / 8 * 4);
+        block[SCALES + 8 + j % 4] |= (bits >> 4) << (j / 4 * 2);
+        let (per_scale, g, first) = (inverse(unit * sc), j / 2, j % 2 * 16);
+        for (i, w) in weights.iter().enumerate() {
+            let code = (nearest(w * per_scale).clamp(-4.0, 3.0) as i8 + 4) as u8;
+            block[QS + 32 * (g / 4) + first + i] |= (code & 3) << (2 * (g % 4));
+            block[HMASK + first + i] |= (code >> 2) << g;
         }
     }
 }

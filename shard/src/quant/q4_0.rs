@@ -25,6 +25,7 @@ pub static Q4_0: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot,
     integer: true,
 };

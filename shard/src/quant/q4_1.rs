@@ -27,6 +27,7 @@ pub static Q4_1: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot,
     integer: true,
 };

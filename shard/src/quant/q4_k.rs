@@ -12,7 +12,11 @@
 //! exact sum of `code[i] * x.q[i]` and `xsum` that of `x.q[i]`:
 //! `acc = fma(idot as f32, scale * x.d[b], acc)`, then `acc = fma(xsum as f32, -(min * x.d[b]), acc)`.
 
-use super::{Format, QuantizedRow, affine, each_block, each_block_mut, half};
+use super::{
+    Format, QuantizedRow,
+    affine::{self, Largest},
+    each_block, each_block_mut, half,
+};
 
 const LEN: usize = 256;
 const D: usize = 0;
@@ -30,6 +34,7 @@ pub static Q4_K: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: Some(quantize_weighted),
     dot,
     integer: true,
 };
@@ -58,15 +63,22 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 
 /// Searches scales and minima as [`affine::fit`] says.
 fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    for (weights, block) in each_block_mut(&Q4_K, weights, blocks) {
-        let fit = affine::fit(weights, 15);
-        block[D..DMIN].copy_from_slice(&fit.d);
-        block[DMIN..SCALES].copy_from_slice(&fit.dmin);
-        block[SCALES..QS].copy_from_slice(&fit.scales);
-        for (i, byte) in block[QS..].iter_mut().enumerate() {
-            let low = 64 * (i / 32) + i % 32;
-            *byte = fit.codes[low] | fit.codes[low + 32] << 4;
-        }
+    each_block_mut(&Q4_K, weights, blocks).for_each(|(weights, block)| fill(weights, None, block));
+}
+
+fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
+    let blocks = each_block_mut(&Q4_K, weights, blocks).zip(importance.chunks_exact(LEN));
+    blocks.for_each(|((weights, block), importance)| fill(weights, Some(importance), block));
+}
+
+fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+    let fit = affine::fit::<32>(weights, importance, Largest { code: 15, scale: 63 });
+    block[D..DMIN].copy_from_slice(&fit.d);
+    block[DMIN..SCALES].copy_from_slice(&fit.dmin);
+    block[SCALES..QS].copy_from_slice(&affine::pack(&fit.scales));
+    for (i, byte) in block[QS..].iter_mut().enumerate() {
+        let low = 64 * (i / 32) + i % 32;
+        *byte = fit.codes[low] | fit.codes[low + 32] << 4;
     }
 }
 

@@ -29,6 +29,7 @@ pub static Q5_1: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot,
     integer: true,
 };

@@ -12,7 +12,10 @@
 //! `isum = sc0 * idot0 + sc1 * idot1` (below 2^24, so exact in f32 too), `idot` over `code - 32`:
 //! `acc = fma(isum as f32, d * x.d[b], acc)`.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, nearest, signed_max, to_half};
+use super::{
+    Format, QuantizedRow, best_scales, each_block, each_block_mut, half, inverse, nearest, signed_max,
+    to_half,
+};
 
 const LEN: usize = 256;
 const QL: usize = 0;
@@ -30,6 +33,7 @@ pub static Q6_K: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: Some(quantize_weighted),
     dot,
     integer: true,
 };
@@ -67,53 +71,31 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 
 /// Finds each group's best scale, rounds the scales to 8 bits of the largest, then the weights to 6.
 fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    for (weights, block) in each_block_mut(&Q6_K, weights, blocks) {
-        block.fill(0);
-        let mut wanted = [0.0f32; LEN / 16];
-        for (wanted, weights) in wanted.iter_mut().zip(weights.chunks_exact(16)) {
-            *wanted = best_scale(weights);
-        }
-        let unit = signed_max(&wanted) / -128.0;
-        block[D..].copy_from_slice(&to_half(unit));
-        let (unit, per_unit) = (half(&block[D..]), inverse(unit));
-        for (j, weights) in weights.chunks_exact(16).enumerate() {
-            let sc = nearest(wanted[j] * per_unit) as i8;
-            block[SCALES + j] = sc as u8;
-            let per_scale = inverse(unit * f32::from(sc));
-            for (i, w) in weights.iter().enumerate() {
-                let code = (nearest(w * per_scale).clamp(-32.0, 31.0) as i8 + 32) as u8;
-                let (low, low_shift, high, high_shift) = place(16 * j + i);
-                block[low] |= (code & 0x0f) << low_shift;
-                block[high] |= (code >> 4) << high_shift;
-            }
-        }
-    }
+    each_block_mut(&Q6_K, weights, blocks).for_each(|(weights, block)| fill(weights, None, block));
 }
 
-/// The scale that makes codes -32..=31 fit best, errors weighted by the squares of the weights.
-///
-/// Tries scales that put the largest magnitude between 31.1 and 32.9 steps from zero; for each, the codes that
-/// follow from it have a least-squares scale of their own, and the one that explains most wins.
-fn best_scale(weights: &[f32]) -> f32 {
-    let max = signed_max(weights);
-    if max.abs() < 1e-15 {
-        return 0.0;
-    }
-    let (mut best, mut most) = (0.0, -1.0);
-    for step in -9..=9 {
-        let per_scale = -(32.0 + 0.1 * step as f32) / max;
-        let (mut with_weights, mut with_codes) = (0.0f32, 0.0f32);
-        for w in weights {
-            let code = nearest(w * per_scale).clamp(-32.0, 31.0);
-            with_weights += w * w * w * code;
-            with_codes += w * w * code * code;
+fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
+    let blocks = each_block_mut(&Q6_K, weights, blocks).zip(importance.chunks_exact(LEN));
+    blocks.for_each(|((weights, block), importance)| fill(weights, Some(importance), block));
+}
+
+fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+    block.fill(0);
+    let wanted: Vec<f32> = best_scales(weights, importance, 16, 32.0);
+    let unit = signed_max(&wanted) / -128.0;
+    block[D..].copy_from_slice(&to_half(unit));
+    let (unit, per_unit) = (half(&block[D..]), inverse(unit));
+    for (j, weights) in weights.chunks_exact(16).enumerate() {
+        let sc = nearest(wanted[j] * per_unit) as i8;
+        block[SCALES + j] = sc as u8;
+        let per_scale = inverse(unit * f32::from(sc));
+        for (i, w) in weights.iter().enumerate() {
+            let code = (nearest(w * per_scale).clamp(-32.0, 31.0) as i8 + 32) as u8;
+            let (low, low_shift, high, high_shift) = place(16 * j + i);
+            block[low] |= (code & 0x0f) << low_shift;
+            block[high] |= (code >> 4) << high_shift;
         }
-        let explained = with_weights * with_weights * inverse(with_codes);
-        if explained > most {
-            (best, most) = (with_weights * inverse(with_codes), explained);
-        }
     }
-    best
 }
 
 fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {

@@ -24,6 +24,7 @@ pub static Q8_0: Format = Format {
     block_bytes: BYTES,
     dequantize,
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot,
     integer: true,
 };

@@ -112,6 +112,33 @@ fn searching_quantizers_are_as_good_as_those_of_llama_cpp() {
     }
 }
 
+/// A search that knows what matters makes smaller errors there than one that does not, and so a smaller error of the products.
+#[test]
+fn what_matters_is_kept_better() {
+    let mut random = crate::synthetic::Random(7);
+    for format in ALL {
+        let Some(weighted) = format.quantize_weighted else { continue };
+        let (mut better, mut sums) = (0, [0.0f64; 2]);
+        for _ in 0..40 {
+            let weights: Vec<f32> = (0..1024).map(|_| random.normal()).collect();
+            let importance: Vec<f32> =
+                (0..1024).map(|i| if i % 7 == 0 { 40.0 } else { 0.5 + 0.1 * (i % 5) as f32 }).collect();
+            let mut blocks = vec![0; format.row_bytes(1024).unwrap()];
+            weighted(&weights, &importance, &mut blocks);
+            let error = |blocks: &[u8]| {
+                let off =
+                    dequantized(format, blocks).into_iter().zip(&weights).map(|(b, w)| f64::from(b - w));
+                off.zip(&importance).map(|(off, importance)| off * off * f64::from(*importance)).sum::<f64>()
+            };
+            let errors = [error(&blocks), error(&quantized(format, &weights))];
+            better += usize::from(errors[0] < errors[1]);
+            sums = [sums[0] + errors[0], sums[1] + errors[1]];
+        }
+        println!("{}: {:.3} of the error without", format.name, sums[0] / sums[1]);
+        assert!(better > 30 && sums[0] < sums[1], "{}: better in {better} of 40, {sums:?}", format.name);
+    }
+}
+
 #[test]
 fn every_dot_has_the_bits_of_d1() {
     let golden = golden();
@@ -145,6 +172,9 @@ fn bound(format: &Format, weights: &[f32]) -> f32 {
         "q4_k" => 1.5 * from_zero / 15.0,
         "q5_k" => 1.5 * from_zero / 31.0,
         "q6_k" => 1.5 * largest / 31.0,
+        "q2_k" => 1.5 * from_zero / 3.0,
+        "q3_k" => 1.5 * largest / 3.0,
+        "iq4_nl" => 0.2 * largest,
         "mxfp4" => 0.26 * largest,
         "tq1_0" | "tq2_0" => 0.501 * largest,
         name => panic!("no bound for {name}"),

@@ -27,6 +27,7 @@ pub static TQ1_0: Format = Format {
     block_bytes: BYTES,
     dequantize: |blocks, out| dequantize(&TQ1_0, D, codes, blocks, out),
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot: |row, x| dot(&TQ1_0, D, codes, row, x),
     integer: true,
 };

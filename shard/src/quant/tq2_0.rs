@@ -23,6 +23,7 @@ pub static TQ2_0: Format = Format {
     block_bytes: BYTES,
     dequantize: |blocks, out| dequantize(&TQ2_0, D, codes, blocks, out),
     quantize: Some(quantize),
+    quantize_weighted: None,
     dot: |row, x| dot(&TQ2_0, D, codes, row, x),
     integer: true,
 };

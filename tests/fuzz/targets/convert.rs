@@ -35,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     file.resize(file.len() + DATA, 0);
     put(folder, "model.safetensors", &file);
     let output = folder.join("output.gguf");
-    let options = Options { format: &quant::Q8_0, threads: 1 };
+    let options = Options::new(&quant::Q8_0, 1);
     let Ok(converted) = convert(folder, &output, &options, &|done, total| assert!(done <= total)) else {
         return;
     };

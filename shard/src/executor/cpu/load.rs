@@ -52,8 +52,23 @@ impl Loader<'_> {
         Ok(Linear { matrix, bias: None })
     }
 
-    /// The rows `parts` of `tensor`: from the file of panels where they are in it, else packed of what `bytes` gives.
+    /// The rows `parts` of `tensor`: from the file of panels where they are in it, else packed of what `bytes` gives; watched
+    /// where inputs are.
     fn packed<'b>(
+        &self,
+        tensor: &Tensor<'_>,
+        parts: &[Range<usize>],
+        bytes: impl FnOnce() -> Cow<'b, [u8]>,
+    ) -> Result<Matrix> {
+        let mark = self.cpu.inputs().map(|inputs| {
+            let of_expert = tensor.info.dims.get(1).map_or(1, |rows| *rows as usize);
+            let expert = parts.first().map_or(0, |part| part.start / of_expert.max(1));
+            inputs.watch(&tensor.info.name, (expert, tensor.rows() / of_expert.max(1)), tensor.cols())
+        });
+        self.found(tensor, parts, bytes).map(|matrix| matrix.marked(mark))
+    }
+
+    fn found<'b>(
         &self,
         tensor: &Tensor<'_>,
         parts: &[Range<usize>],
