@@ -191,8 +191,13 @@ fn a_model_in_parts_runs_like_the_whole_and_becomes_one_file_for_a_swarm() {
     }
     let joined = shoal.home().join("joined.gguf");
     let joined = joined.to_str().unwrap();
-    let refused = shoal.fails(["convert", part(0), "--format", "f16", "--output", joined], "").1;
-    assert!(refused.contains("leave out --format"), "{refused}");
+    let refused = shoal.fails(["convert", part(0), "--threads", "2", "--output", joined], "").1;
+    assert!(refused.contains("leave out --threads"), "{refused}");
+    let rounded = shoal.home().join("rounded.gguf");
+    shoal.ok(["convert", part(0), "--format", "q8_0", "--output", rounded.to_str().unwrap()], "");
+    let rounded = Gguf::open(rounded).unwrap();
+    assert_eq!(rounded.require("blk.0.attn_q.weight").unwrap().format.name, "q8_0");
+    assert!(rounded.metadata().iter().all(|(key, _)| !key.starts_with("split.")));
     let report = shoal.json(["convert", part(1), "--output", joined, "--json"], "");
     assert_eq!(report["architecture"], "qwen2");
     let (ours, theirs) = (Gguf::open(joined).unwrap(), Gguf::open(&whole).unwrap());
