@@ -36,7 +36,7 @@ impl Pooling {
         }
     }
 
-    /// Whether a file says that its model ranks texts (`pooling_type` 4); the first hidden state makes the score.
+    /// Whether a file says that its model ranks texts (`pooling_type` 4); an encoder's first hidden state makes the score, a decoder's last.
     pub fn ranks(metadata: &Metadata) -> bool {
         let key = |architecture| format!("{architecture}.pooling_type");
         metadata.architecture().is_ok_and(|architecture| metadata.u64(&key(architecture)) == Some(4))

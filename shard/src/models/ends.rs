@@ -37,7 +37,7 @@ pub struct Head {
     pub norm: &'static str,
     /// Whether rows become logits. Those of an encoder stay hidden states.
     pub logits: bool,
-    /// What makes a score of one row, in a model that ranks texts: `cls.output` behind `cls`, this nonlinearity and `cls.norm`,
+    /// What makes a score of one row, in a model that ranks texts: `cls.output` behind `cls`, a nonlinearity and `cls.norm`,
     /// as far as the file has them.
     pub rank: Option<Ranks>,
     /// Whether the embedding table is the matrix.
@@ -48,11 +48,13 @@ pub struct Head {
     pub softcap: Option<f32>,
 }
 
-/// The nonlinearity in front of the last matrix of a head that ranks.
+/// How a head that ranks makes its score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranks {
-    /// The hyperbolic tangent (bert).
+    /// Of the last state: by how much the first of two logits, that of yes, is above the other (Qwen 3 Reranker).
+    Choice,
+    /// Of the first state, with a hyperbolic tangent in front of the last matrix (bert).
     Tanh,
-    /// gelu (modern-bert).
+    /// Of the first state, with gelu in front of the last matrix (modern-bert).
     Gelu,
 }

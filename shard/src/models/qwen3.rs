@@ -1,7 +1,8 @@
-//! `qwen3`: Qwen 3. RMS norms over each head of q and k before the rotation, no biases; halves rotate.
+//! `qwen3`: Qwen 3. RMS norms over each head of q and k before the rotation, no biases; halves rotate. A reranker has the rows of the
+//! head for yes and no once more, as `cls.output`.
 
 use super::{
-    Activation, Blueprint, Dense, FeedForward, NormKind,
+    Activation, Blueprint, Dense, FeedForward, NormKind, Ranks, Rule,
     block::{Bias, Block},
     reader::{Reader, layers},
 };
@@ -16,5 +17,10 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         let block = Block::new(&sizes).norms(Bias::None).attention(Bias::None, Bias::None).head_norms();
         block.gated(Bias::None).layer(attention, dense)
     });
-    Ok(reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))
+    let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
+    if reader.has("cls.output.weight") {
+        blueprint.head.rank = Some(Ranks::Choice);
+        blueprint.tensors.push(Rule::required("cls.output.weight", &[sizes.hidden, 2]));
+    }
+    Ok(blueprint)
 }

@@ -9,6 +9,7 @@ pub mod batch;
 pub mod confined;
 pub mod engine;
 pub mod prompt;
+mod rank_prompt;
 mod shift;
 mod texts;
 mod wire;

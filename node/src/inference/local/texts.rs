@@ -9,7 +9,7 @@ use shard::{
     tokenizer::{Encode, MAX_TEXT_BYTES},
 };
 
-use super::{Ready, encode};
+use super::{Ready, encode, rank_prompt::RankPrompt};
 use crate::model::Model;
 
 /// Bytes of a query and all its documents: encoding so much takes seconds.
@@ -60,8 +60,8 @@ impl Ready {
         if executor.blueprint().head.rank.is_none() || !Pooling::ranks(gguf.metadata()) {
             let name = &self.info.name;
             let why = format!(
-                "{name} ranks no texts: serve a cross-encoder, whose file says `pooling_type` 4, or compare vectors of \
-                 /v1/embeddings"
+                "{name} ranks no texts: serve a cross-encoder or Qwen 3 Reranker, whose file says `pooling_type` 4, or compare \
+                 vectors of /v1/embeddings"
             );
             return Err(Failure::invalid("model", why));
         }
@@ -70,6 +70,9 @@ impl Ready {
             let why =
                 format!("{bytes} bytes of texts, at most {MAX_RANKED_BYTES} at once: send fewer documents");
             return Err(Failure::invalid("documents", why));
+        }
+        if !executor.blueprint().encodes() {
+            return self.asked_pairs(request, asker);
         }
         // Of what cannot fit only so much is looked at that it does not.
         let encode = |field, text: &str| {
@@ -98,6 +101,38 @@ impl Ready {
             }
             document.truncate(room);
             Ok(tokenizer.join(&query, &document))
+        };
+        request.documents.iter().enumerate().map(pair).collect()
+    }
+
+    /// The same for a decoder: prompts that ask whether a document answers the query.
+    fn asked_pairs(&self, request: &RerankRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
+        let Model { tokenizer, gguf, ctx, .. } = &self.model;
+        let prompt = RankPrompt::of(gguf.metadata(), tokenizer)?;
+        let no_room = || {
+            let why = format!("the query leaves no room for a document: this model takes {ctx} tokens here");
+            Failure::invalid("query", why)
+        };
+        if prompt.encode(tokenizer.beginning(&request.query, *ctx), "")?.len() >= *ctx {
+            return Err(no_room());
+        }
+        let pair = |(index, document): (usize, &String)| {
+            asker.check()?;
+            // Of what cannot fit only so much is looked at that it does not.
+            let document = tokenizer.beginning(document, *ctx);
+            let ids = prompt.encode(&request.query, document)?;
+            if ids.len() <= *ctx {
+                return Ok(ids);
+            }
+            if !request.truncate {
+                let n = ids.len();
+                let why = format!(
+                    "document {index} has {n} tokens with the query and the question, this model takes {ctx} here; shorten \
+                     it, or send `truncate`"
+                );
+                return Err(Failure::invalid("documents", why));
+            }
+            prompt.shortened(&request.query, document, *ctx)?.ok_or_else(no_room)
         };
         request.documents.iter().enumerate().map(pair).collect()
     }

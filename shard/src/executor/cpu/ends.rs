@@ -149,6 +149,7 @@ impl RankWeights {
         if let Some(inner) = &self.inner {
             product(cpu, &mut scratch, state, 1, [(inner, &mut x)]);
             match self.ranks {
+                Ranks::Choice => {}
                 Ranks::Tanh => cpu.softcap(&mut x, 1.0),
                 Ranks::Gelu => cpu.gelu(&mut x),
             }
@@ -157,8 +158,11 @@ impl RankWeights {
             let from = x.clone();
             norm(cpu, spec, weights, &from, &mut x);
         }
-        let mut score = [0.0];
-        product(cpu, &mut scratch, &x, 1, [(&self.out, &mut score)]);
-        score[0]
+        let mut scores = vec![0.0; self.out.matrix.rows()];
+        product(cpu, &mut scratch, &x, 1, [(&self.out, &mut scores)]);
+        match (self.ranks, &scores[..]) {
+            (Ranks::Choice, [yes, no]) => yes - no,
+            _ => scores[0],
+        }
     }
 }

@@ -194,7 +194,11 @@ impl Model {
             };
             x.iter_mut().for_each(|x| *x = curve(*x));
         }
-        self.linear("cls.output", &self.norm("cls.norm", &x))[0]
+        let scores = self.linear("cls.output", &self.norm("cls.norm", &x));
+        match self.blueprint.head.rank {
+            Some(Ranks::Choice) => scores[0] - scores[1],
+            _ => scores[0],
+        }
     }
 
     /// One row through one layer, whose `rows` remember it; `lent` are those of the layer whose keys it reads, `token` what layers

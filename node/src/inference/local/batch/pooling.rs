@@ -156,7 +156,8 @@ impl Current {
         let hidden = model.executor.blueprint().hidden;
         let whole = model.executor.blueprint().encodes();
         let pooling = match self.texts.ranked {
-            true => executor::Pooling::First,
+            true if whole => executor::Pooling::First,
+            true => executor::Pooling::Last,
             false => executor::Pooling::of(model.gguf.metadata())?,
         };
         let most_lanes = LANES.min(workspace.capacity().items);
