@@ -71,7 +71,8 @@ impl<'a> RankPrompt<'a> {
         Ok([&self.head[..], &inner, &self.tail].concat())
     }
 
-    /// The same with so much of the document that at most `room` ids come out; `None` where not even an empty one fits.
+    /// The same with so much of the document that at most `room` ids come out, of which `bare` are those without a document, fewer than
+    /// `room`.
     ///
     /// # Errors
     /// As for [`Self::encode`].
@@ -79,22 +80,19 @@ impl<'a> RankPrompt<'a> {
         &self,
         query: &str,
         document: &str,
-        room: usize,
-    ) -> Result<Option<Vec<u32>>, Failure> {
+        (bare, room): (usize, usize),
+    ) -> Result<Vec<u32>, Failure> {
         let mut ids = self.encode(query, document)?;
         let mut document = document;
-        while ids.len() > room {
-            if document.is_empty() {
-                return Ok(None);
-            }
-            // As much shorter as its share of the ids is too long, and by a character at least.
-            let share = document.len().saturating_mul(room) / ids.len();
-            let most = share.min(document.len() - 1);
+        while ids.len() > room && !document.is_empty() {
+            // As much shorter as its ids are too many, and by a character at least.
+            let (left, taken) = (room.saturating_sub(bare), ids.len().saturating_sub(bare));
+            let most = (document.len().saturating_mul(left) / taken.max(1)).min(document.len() - 1);
             let end = (0..=most).rev().find(|at| document.is_char_boundary(*at)).unwrap_or_default();
             document = &document[..end];
             ids = self.encode(query, document)?;
         }
-        Ok(Some(ids))
+        Ok(ids)
     }
 }
 
@@ -119,12 +117,11 @@ mod tests {
         assert_eq!(marks(&attack), marks(&plain));
         let long = "müde ".repeat(400);
         let empty = prompt.encode("q", "").unwrap().len();
-        for room in [empty, empty + 1, empty + 7, empty + 100] {
-            let ids = prompt.shortened("q", &long, room).unwrap().unwrap();
+        for room in [empty + 1, empty + 7, empty + 100] {
+            let ids = prompt.shortened("q", &long, (empty, room)).unwrap();
             assert!(ids.len() <= room && ids.len() + 8 > room, "{} of {room}", ids.len());
             assert!(ids.ends_with(&prompt.tail) && ids.starts_with(&prompt.head));
         }
-        assert!(prompt.shortened("q", &long, empty - 1).unwrap().is_none());
     }
 
     fn harness_data(name: &str) -> std::path::PathBuf {

@@ -109,12 +109,10 @@ impl Ready {
     fn asked_pairs(&self, request: &RerankRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
         let Model { tokenizer, gguf, ctx, .. } = &self.model;
         let prompt = RankPrompt::of(gguf.metadata(), tokenizer)?;
-        let no_room = || {
+        let bare = prompt.encode(tokenizer.beginning(&request.query, *ctx), "")?.len();
+        if bare >= *ctx {
             let why = format!("the query leaves no room for a document: this model takes {ctx} tokens here");
-            Failure::invalid("query", why)
-        };
-        if prompt.encode(tokenizer.beginning(&request.query, *ctx), "")?.len() >= *ctx {
-            return Err(no_room());
+            return Err(Failure::invalid("query", why));
         }
         let pair = |(index, document): (usize, &String)| {
             asker.check()?;
@@ -132,7 +130,7 @@ impl Ready {
                 );
                 return Err(Failure::invalid("documents", why));
             }
-            prompt.shortened(&request.query, document, *ctx)?.ok_or_else(no_room)
+            prompt.shortened(&request.query, document, (bare, *ctx))
         };
         request.documents.iter().enumerate().map(pair).collect()
     }
