@@ -146,7 +146,7 @@ fn products_are_those_of_the_scalar_specification() {
             }
         }
     }
-    assert_eq!(formats, 2 * 14, "formats that were compared");
+    assert_eq!(formats, 2 * 17, "formats that were compared");
 }
 
 #[test]
