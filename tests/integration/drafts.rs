@@ -358,7 +358,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn figures_of_drafts() {
     if std::env::var_os("SHOAL_FIGURES").is_none() {
         println!(
-            "skipped: SHOAL_FIGURES=1 measures, and prints what it measured; SHOAL_MODEL and SHOAL_HEAD name .gguf files"
+            "skipped: SHOAL_FIGURES=1 measures, and prints what it measured; SHOAL_MODEL and SHOAL_HEAD name .gguf files, \
+             SHOAL_DELAYS=0,50,100 milliseconds of one way"
         );
         return;
     }
@@ -391,7 +392,8 @@ fn figures_of_drafts() {
     println!(
         "| one way | text | no drafts, tok/s | drafts, tok/s | ratio | tokens a pass | right of drafted |\n|---|---|---|---|---|---|---|"
     );
-    for ms in [0, 50, 100] {
+    let delays = std::env::var("SHOAL_DELAYS").unwrap_or_else(|_| "0,50,100".into());
+    for ms in delays.split(',').map(|ms| ms.parse().expect("SHOAL_DELAYS has milliseconds")) {
         wires.set(if ms == 0 { Mood::Open } else { Mood::Late(Duration::from_millis(ms)) });
         for (name, prompt, form) in figures() {
             let (mut plain, mut drafted, mut drafts) = (Vec::new(), Vec::new(), Value::Null);
