@@ -8,7 +8,7 @@ use crate::{
 
 /// Tensors that the engine reads as f32, by a part of their names: routers, taps, and what encoders have outside layers.
 const FLOAT: [&str; 5] = ["ffn_gate_inp", "ssm_conv1d", "position_embd", "token_types", "cls."];
-/// Matrices of these many weights are too small to matter, and too few rows' worth to be rounded well.
+/// Tensors of two dimensions that keep their format, by a part of their names: small, and not read as matrices.
 const SMALL: [&str; 6] = ["_norm", "shortconv.conv", "altup", "laurel", "per_layer_model_proj", "rope_freqs"];
 
 /// A format for the tensors whose name has a pattern in it.
@@ -76,6 +76,11 @@ pub(super) fn choose(wanted: &Wanted<'_>, options: &Options) -> Result<&'static 
         format = fallback(format)?;
     }
     Ok(format)
+}
+
+/// Whether logits pass through the tensor called `name`, of a model whose embedding is `tied` to the head or not.
+pub(super) fn is_head(name: &str, tied: bool) -> bool {
+    name == "output.weight" || (tied && name == "token_embd.weight")
 }
 
 /// Whether the engine reads the tensor called `name` as f32.

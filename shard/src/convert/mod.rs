@@ -39,7 +39,7 @@ use config::{Config, has_delta_nets, has_latents, is_encoder};
 use conveyor::Slice;
 pub use folder::{Folder, MAX_PARTS};
 pub use formats::Rule;
-use formats::{Wanted, bytes_of, check_importance, check_rules, choose, count, encode, file_type};
+use formats::{Wanted, bytes_of, check_importance, check_rules, choose, count, encode, file_type, is_head};
 use importance::Importance;
 use names::Planned;
 pub use requantize::requantize;
@@ -126,7 +126,7 @@ fn write(
     let tied = config.tied() && !encodes;
     let format_of = |planned: &Planned| {
         let name = &*planned.name;
-        let head = name == "output.weight" || (tied && name == "token_embd.weight");
+        let head = is_head(name, tied);
         choose(&Wanted { name, cols: planned.cols, vector: planned.vector, head }, options)
     };
     let formats: Vec<&'static Format> = plan.iter().map(format_of).collect::<Result<_>>()?;

@@ -11,7 +11,9 @@ use std::{
 use super::{
     Converted, Options, conveyor,
     conveyor::Slice,
-    formats::{Wanted, bytes_of, check_importance, check_rules, choose, count, encode, file_type, is_matrix},
+    formats::{
+        Wanted, bytes_of, check_importance, check_rules, choose, count, encode, file_type, is_head, is_matrix,
+    },
     runnable,
 };
 use crate::{
@@ -43,11 +45,10 @@ pub fn requantize(
     let matrices = tensors.iter().filter(|tensor| matrix(tensor)).map(|tensor| &*tensor.info.name);
     check_rules(&options.rules, matrices.clone())?;
     let tied = source.info("output.weight").is_none();
-    let head = |name: &str| name == "output.weight" || (tied && name == "token_embd.weight");
     let format_of = |tensor: &Tensor<'_>| {
         let (name, cols) = (&*tensor.info.name, tensor.cols());
         match matrix(tensor) {
-            true => choose(&Wanted { name, cols, vector: false, head: head(name) }, options),
+            true => choose(&Wanted { name, cols, vector: false, head: is_head(name, tied) }, options),
             false => Ok(tensor.format),
         }
     };

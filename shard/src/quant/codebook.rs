@@ -130,7 +130,7 @@ macro_rules! codebook {
             block_bytes: $bytes,
             dequantize: crate::quant::codebook::dequantize::<$kind>,
             quantize: None,
-    quantize_weighted: None,
+            quantize_weighted: None,
             dot: crate::quant::codebook::dot::<$kind>,
             integer: true,
         };

@@ -244,6 +244,20 @@ fn each_block_mut<'a>(
     weights.chunks_exact(format.block_len).zip(blocks.chunks_exact_mut(format.block_bytes))
 }
 
+/// Has `fill` make each block of `blocks` of its weights and, where it is known, what an error at each of them counts.
+fn fill_each(
+    format: &Format,
+    weights: &[f32],
+    importance: Option<&[f32]>,
+    blocks: &mut [u8],
+    fill: impl Fn(&[f32], Option<&[f32]>, &mut [u8]),
+) {
+    let len = format.block_len;
+    for (at, (weights, block)) in each_block_mut(format, weights, blocks).enumerate() {
+        fill(weights, importance.map(|importance| &importance[at * len..][..len]), block);
+    }
+}
+
 /// The value of largest magnitude with its sign, the first of equals; 0 for an empty slice.
 fn signed_max(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0f32, |max, &w| if w.abs() > max.abs() { w } else { max })

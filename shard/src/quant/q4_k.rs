@@ -15,7 +15,7 @@
 use super::{
     Format, QuantizedRow,
     affine::{self, Largest},
-    each_block, each_block_mut, half,
+    each_block, fill_each, half,
 };
 
 const LEN: usize = 256;
@@ -63,12 +63,11 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 
 /// Searches scales and minima as [`affine::fit`] says.
 fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    each_block_mut(&Q4_K, weights, blocks).for_each(|(weights, block)| fill(weights, None, block));
+    fill_each(&Q4_K, weights, None, blocks, fill);
 }
 
 fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    let blocks = each_block_mut(&Q4_K, weights, blocks).zip(importance.chunks_exact(LEN));
-    blocks.for_each(|((weights, block), importance)| fill(weights, Some(importance), block));
+    fill_each(&Q4_K, weights, Some(importance), blocks, fill);
 }
 
 fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {

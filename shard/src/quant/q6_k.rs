@@ -13,8 +13,7 @@
 //! `acc = fma(isum as f32, d * x.d[b], acc)`.
 
 use super::{
-    Format, QuantizedRow, best_scales, each_block, each_block_mut, half, inverse, nearest, signed_max,
-    to_half,
+    Format, QuantizedRow, best_scales, each_block, fill_each, half, inverse, nearest, signed_max, to_half,
 };
 
 const LEN: usize = 256;
@@ -71,12 +70,11 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 
 /// Finds each group's best scale, rounds the scales to 8 bits of the largest, then the weights to 6.
 fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    each_block_mut(&Q6_K, weights, blocks).for_each(|(weights, block)| fill(weights, None, block));
+    fill_each(&Q6_K, weights, None, blocks, fill);
 }
 
 fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    let blocks = each_block_mut(&Q6_K, weights, blocks).zip(importance.chunks_exact(LEN));
-    blocks.for_each(|((weights, block), importance)| fill(weights, Some(importance), block));
+    fill_each(&Q6_K, weights, Some(importance), blocks, fill);
 }
 
 fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
