@@ -5,15 +5,21 @@
 //! thread, with the crate's own `exp` and `ln`, so equal logits give equal tokens on every machine.
 //!
 //! Order of a choice: logit bias, penalties (repetition, presence, frequency), then for `temperature == 0` the
-//! largest logit (lowest id on a tie); otherwise top-k, min-p, the temperature's softmax over candidates sorted by
-//! logit, typical, top-p and one draw. Log-probabilities are those of the model before bias, penalties and
-//! temperature, as OpenAI's API reports them.
+//! largest logit (lowest id on a tie); otherwise top-k, min-p, typical, top-p and one draw among the tokens that are left. A token
+//! weighs `e^((logit - largest) / temperature)`, f32; weights are added in f64 in the order of the ranking, the largest logit first and
+//! of equals the lowest id, but for the weight of a whole vocabulary, which is [`weigh`]'s. What no filter and no draw looks at is never
+//! sorted. Log-probabilities are those of the model before bias, penalties and temperature, as OpenAI's API reports them.
 //!
-//! Limits: candidates are kept in a buffer of the vocabulary's size, made once; a choice allocates nothing.
+//! Limits: candidates and weights are kept in buffers of the vocabulary's size, made once; a choice allocates nothing.
 
 use std::cmp::Ordering;
 
-use crate::{Error, Result, executor::argmax, kernels::math, synthetic::Random};
+use crate::{
+    Error, Result,
+    executor::argmax,
+    kernels::{math, vector::weigh},
+    synthetic::Random,
+};
 
 /// How tokens are chosen. `Default` is greedy without penalties.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +149,7 @@ pub struct Sampler {
     params: SamplingParams,
     seed: u64,
     candidates: Vec<Candidate>,
+    weights: Vec<f32>,
     seen: Vec<(u32, u32)>,
     changed: Vec<(u32, f32)>,
     top: Vec<Logprob>,
@@ -152,7 +159,10 @@ pub struct Sampler {
 struct Candidate {
     id: u32,
     logit: f32,
-    p: f32,
+    /// Its probability as a multiple of the likeliest token's.
+    weight: f32,
+    /// How far its surprise is from the entropy.
+    oddness: f32,
 }
 
 impl Sampler {
@@ -164,6 +174,7 @@ impl Sampler {
         }
         Ok(Self {
             candidates: Vec::with_capacity(vocab),
+            weights: Vec::with_capacity(vocab),
             seen: Vec::with_capacity(params.penalty_window),
             changed: Vec::with_capacity(params.penalty_window + params.logit_bias.len()),
             top: Vec::with_capacity(MAX_TOP_LOGPROBS + 1),
@@ -182,11 +193,11 @@ impl Sampler {
     /// `logits` (one per vocabulary entry) are changed by bias and penalties. Non-finite logits are an error: they
     /// never come from a sound model.
     pub fn sample(&mut self, logits: &mut [f32], history: &[u32], position: u64) -> Result<Choice<'_>> {
-        if logits.is_empty() || logits.iter().any(|l| !l.is_finite()) {
+        if logits.is_empty() || !are_finite(logits) {
             return Err(Error::invalid("the model produced logits that are not finite numbers"));
         }
         self.top.clear();
-        let normalizer = self.params.logprobs.then(|| log_sum_exp(logits));
+        let normalizer = self.params.logprobs.then(|| log_sum_exp(logits, &mut self.weights));
         if let Some(normalizer) = normalizer {
             fill_top(&mut self.top, self.params.top_logprobs, logits, normalizer);
         }
@@ -219,32 +230,33 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32], position: u64) -> u32 {
-        if self.params.temperature == 0.0 {
+        let params = &self.params;
+        if params.temperature == 0.0 {
             return argmax(logits);
         }
-        let params = &self.params;
-        let list = &mut self.candidates;
-        list.clear();
-        list.extend((0u32..).zip(logits).map(|(id, &logit)| Candidate { id, logit, p: 0.0 }));
-        if params.top_k > 0 && params.top_k < list.len() {
-            list.select_nth_unstable_by(params.top_k - 1, best_first);
-            list.truncate(params.top_k);
+        let top_k = if params.top_k == 0 { logits.len() } else { params.top_k };
+        let mut ranking = Ranking::new(&mut self.candidates, logits, params.temperature);
+        let (mut kept, mut mass) = (logits.len(), 0.0);
+        if top_k < logits.len() || params.min_p > 0.0 {
+            kept = 0;
+            while let Some(next) =
+                ranking.get(kept).filter(|next| kept < top_k && next.weight >= params.min_p)
+            {
+                kept += 1;
+                mass += f64::from(next.weight);
+            }
+        } else {
+            self.weights.clear();
+            self.weights.extend_from_slice(logits);
+            mass = weigh(&mut self.weights, ranking.largest, params.temperature);
         }
-        if params.min_p > 0.0 {
-            // p >= min_p * p_max  <=>  logit/T >= max/T + ln(min_p), taken at the temperature in force.
-            let max = list.iter().fold(f32::NEG_INFINITY, |m, c| m.max(c.logit));
-            let floor = max + params.temperature * math::ln(f64::from(params.min_p)) as f32;
-            list.retain(|c| c.logit >= floor || c.logit == max);
-        }
-        list.sort_unstable_by(best_first);
-        softmax(list, params.temperature);
         if params.typical_p < 1.0 {
-            keep_typical(list, params.typical_p);
+            (kept, mass) = ranking.keep_typical(kept, mass, params.typical_p);
         }
         if params.top_p < 1.0 {
-            keep_mass(list, params.top_p);
+            (kept, mass) = ranking.front(kept, f64::from(params.top_p) * mass);
         }
-        draw(list, uniform(self.seed, position))
+        ranking.draw(kept, f64::from(uniform(self.seed, position)) * mass)
     }
 
     fn count_seen(&mut self, history: &[u32]) {
@@ -270,10 +282,10 @@ pub fn logprobs(logits: &[f32], id: u32, most: usize) -> Result<(Logprob, Vec<Lo
     let logit = logits.get(id as usize).filter(|_| most <= MAX_TOP_LOGPROBS);
     let logit =
         logit.ok_or_else(|| Error::invalid(format!("log-probabilities of token {id} and {most} others")))?;
-    if logits.iter().any(|l| !l.is_finite()) {
+    if !are_finite(logits) {
         return Err(Error::invalid("the model produced logits that are not finite numbers"));
     }
-    let normalizer = log_sum_exp(logits);
+    let normalizer = log_sum_exp(logits, &mut Vec::new());
     let mut top = Vec::with_capacity(most + 1);
     fill_top(&mut top, most, logits, normalizer);
     Ok((Logprob { id, logprob: logit - normalizer }, top))
@@ -304,62 +316,107 @@ pub fn uniform(seed: u64, position: u64) -> f32 {
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
 
+/// Without a way out in the middle, so that many are looked at at once.
+fn are_finite(logits: &[f32]) -> bool {
+    logits.iter().fold(true, |finite, logit| finite & logit.is_finite())
+}
+
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-fn log_sum_exp(logits: &[f32]) -> f32 {
-    let max = logits.iter().fold(f32::NEG_INFINITY, |m, &l| m.max(l));
-    let sum: f64 = logits.iter().map(|&l| math::exp(f64::from(l - max))).sum();
-    max + math::ln(sum) as f32
+/// `weights` is room for as many values as there are logits.
+fn log_sum_exp(logits: &[f32], weights: &mut Vec<f32>) -> f32 {
+    let max = largest(logits);
+    weights.clear();
+    weights.extend_from_slice(logits);
+    max + math::ln(weigh(weights, max, 1.0)) as f32
 }
 
-/// Probabilities of a list sorted best first.
-fn softmax(list: &mut [Candidate], temperature: f32) {
-    let max = list[0].logit;
-    let mut sum = 0.0f64;
-    for c in list.iter_mut() {
-        let p = math::exp(f64::from((c.logit - max) / temperature));
-        c.p = p as f32;
-        sum += p;
+fn largest(logits: &[f32]) -> f32 {
+    logits.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max })
+}
+
+/// How far below the largest logit, in temperatures, the levels end that are sorted one after the other: most choices are made
+/// among the first tens of a vocabulary.
+const LEVELS: [f32; 4] = [6.0, 12.0, 24.0, f32::INFINITY];
+
+/// All tokens, the largest logit first and of equals the lowest id, sorted as far as they are looked at.
+struct Ranking<'a> {
+    sorted: &'a mut Vec<Candidate>,
+    logits: &'a [f32],
+    largest: f32,
+    temperature: f32,
+    /// Levels that are sorted.
+    levels: usize,
+}
+
+impl<'a> Ranking<'a> {
+    fn new(room: &'a mut Vec<Candidate>, logits: &'a [f32], temperature: f32) -> Self {
+        room.clear();
+        Self { sorted: room, logits, largest: largest(logits), temperature, levels: 0 }
     }
-    for c in list.iter_mut() {
-        c.p = (f64::from(c.p) / sum) as f32;
+
+    fn get(&mut self, at: usize) -> Option<Candidate> {
+        while at >= self.sorted.len() && self.levels < LEVELS.len() {
+            self.sort_level();
+        }
+        self.sorted.get(at).copied()
     }
-}
 
-/// Keeps the shortest front of the list that reaches `mass`, at least one.
-fn keep_mass(list: &mut Vec<Candidate>, mass: f32) {
-    let total: f32 = list.iter().map(|c| c.p).sum();
-    let mut sum = 0.0;
-    let kept = list.iter().position(|c| {
-        sum += c.p;
-        sum >= mass * total
-    });
-    list.truncate(kept.map_or(list.len(), |last| last + 1));
-}
-
-/// Locally typical sampling (Meister et al. 2022): nearest to the entropy first, until `mass`.
-fn keep_typical(list: &mut Vec<Candidate>, mass: f32) {
-    let surprise = |p: f32| if p > 0.0 { -math::ln(f64::from(p)) } else { f64::INFINITY };
-    let entropy: f64 = list.iter().filter(|c| c.p > 0.0).map(|c| f64::from(c.p) * surprise(c.p)).sum();
-    let distance = |c: &Candidate| (surprise(c.p) - entropy).abs();
-    list.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id)));
-    keep_mass(list, mass);
-    list.sort_unstable_by(best_first);
-}
-
-fn draw(list: &[Candidate], uniform: f32) -> u32 {
-    let total: f32 = list.iter().map(|c| c.p).sum();
-    let target = uniform * total;
-    let mut sum = 0.0;
-    for c in list {
-        sum += c.p;
-        if target < sum {
-            return c.id;
+    fn sort_level(&mut self) {
+        let end = |level: usize| self.largest - self.temperature * LEVELS[level];
+        let (above, end) = (self.levels.checked_sub(1).map_or(f32::INFINITY, end), end(self.levels));
+        let start = self.sorted.len();
+        let level = (0u32..).zip(self.logits).filter(|(_, logit)| **logit < above && **logit >= end);
+        self.sorted.extend(level.map(|(id, &logit)| Candidate { id, logit, weight: 0.0, oddness: 0.0 }));
+        self.levels += 1;
+        let level = &mut self.sorted[start..];
+        level.sort_unstable_by(best_first);
+        for it in level {
+            it.weight = math::exp_f32((it.logit - self.largest) / self.temperature);
         }
     }
-    list[0].id
+
+    /// The shortest front of the first `kept` whose weight reaches `wanted`, at least one token, and its weight.
+    fn front(&mut self, kept: usize, wanted: f64) -> (usize, f64) {
+        let (mut count, mut mass) = (0, 0.0);
+        while let Some(next) = self.get(count).filter(|_| count < kept && (count == 0 || mass < wanted)) {
+            count += 1;
+            mass += f64::from(next.weight);
+        }
+        (count, mass)
+    }
+
+    /// Locally typical sampling (Meister et al. 2022): those of the first `kept`, which weigh `mass`, whose surprise is nearest to the
+    /// entropy, until they weigh `share` of it. They become the whole ranking.
+    fn keep_typical(&mut self, kept: usize, mass: f64, share: f32) -> (usize, f64) {
+        self.get(kept.saturating_sub(1));
+        self.levels = LEVELS.len();
+        self.sorted.truncate(kept);
+        // -ln(weight / mass)
+        let (log_mass, largest, temperature) = (math::ln(mass), self.largest, self.temperature);
+        let surprise = |it: &Candidate| log_mass + f64::from((largest - it.logit) / temperature);
+        let likely = self.sorted.iter().filter(|it| it.weight > 0.0);
+        let entropy: f64 = likely.map(|it| f64::from(it.weight) / mass * surprise(it)).sum();
+        self.sorted.iter_mut().for_each(|it| it.oddness = (surprise(it) - entropy).abs() as f32);
+        self.sorted.sort_unstable_by(|a, b| a.oddness.total_cmp(&b.oddness).then(a.id.cmp(&b.id)));
+        let (kept, mass) = self.front(kept, f64::from(share) * mass);
+        self.sorted.truncate(kept);
+        self.sorted.sort_unstable_by(best_first);
+        (kept, mass)
+    }
+
+    /// The token of the first `kept` at which their weights, added one after the other, exceed `target`.
+    fn draw(&mut self, kept: usize, target: f64) -> u32 {
+        let (mut at, mut mass, mut drawn) = (0, 0.0, 0);
+        // All weights together may round to less than a sum in another order.
+        while let Some(next) = self.get(at).filter(|_| at < kept && mass <= target) {
+            (at, drawn) = (at + 1, next.id);
+            mass += f64::from(next.weight);
+        }
+        drawn
+    }
 }
 
 #[cfg(test)]
@@ -425,6 +482,69 @@ mod tests {
         }
     }
 
+    /// All tokens sorted and weighed, whatever the choice looks at.
+    fn chosen_among_all(params: &SamplingParams, logits: &[f32], uniform: f32) -> u32 {
+        let max = largest(logits);
+        let weight = |logit: f32| math::exp_f32((logit - max) / params.temperature);
+        let mut all: Vec<(u32, f32, f32)> = (0..).zip(logits).map(|(id, &l)| (id, l, weight(l))).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let sum = |all: &[(u32, f32, f32)]| all.iter().fold(0.0, |sum, it| sum + f64::from(it.2));
+        let mut lanes = [0.0; 16];
+        logits.iter().enumerate().for_each(|(i, &l)| lanes[i % 16] += f64::from(weight(l)));
+        let mut mass: f64 = lanes.iter().sum();
+        if params.min_p > 0.0 || (params.top_k > 0 && params.top_k < all.len()) {
+            all.truncate(if params.top_k > 0 { params.top_k } else { all.len() });
+            all.retain(|it| it.2 >= params.min_p);
+            mass = sum(&all);
+        }
+        let front = |all: &mut Vec<(u32, f32, f32)>, wanted: f64| {
+            let reached = (1..=all.len()).find(|&n| sum(&all[..n]) >= wanted);
+            all.truncate(reached.unwrap_or(all.len()));
+            sum(all)
+        };
+        if params.typical_p < 1.0 {
+            let surprise = |l: f32| math::ln(mass) + f64::from((max - l) / params.temperature);
+            let likely = all.iter().filter(|it| it.2 > 0.0);
+            let entropy: f64 = likely.map(|it| f64::from(it.2) / mass * surprise(it.1)).sum();
+            let odd = |l: f32| (surprise(l) - entropy).abs() as f32;
+            all.sort_by(|a, b| odd(a.1).total_cmp(&odd(b.1)).then(a.0.cmp(&b.0)));
+            mass = front(&mut all, f64::from(params.typical_p) * mass);
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        }
+        if params.top_p < 1.0 {
+            mass = front(&mut all, f64::from(params.top_p) * mass);
+        }
+        let target = f64::from(uniform) * mass;
+        let drawn = (1..all.len()).find(|&n| sum(&all[..n]) > target);
+        all[drawn.unwrap_or(all.len()) - 1].0
+    }
+
+    #[test]
+    fn what_is_not_looked_at_changes_no_choice() {
+        const VOCAB: usize = 1_237;
+        let mut random = Random(9);
+        let mut unit = || (random.next() >> 40) as f32 / (1u64 << 24) as f32;
+        for round in 0..400u64 {
+            let pick = |of: &[f32]| of[(uniform(round, of.len() as u64) * of.len() as f32) as usize];
+            let params = SamplingParams {
+                temperature: [0.05, 0.8, 1.0, 3.0, 40.0][round as usize % 5],
+                top_k: [0, 1, 7, 300, VOCAB + 9][round as usize / 5 % 5],
+                min_p: pick(&[0.0, 0.0, 0.02, 1e-9]),
+                top_p: pick(&[1.0, 0.95, 0.3]),
+                typical_p: pick(&[1.0, 1.0, 1.0, 1.0, 0.7]),
+                ..Default::default()
+            };
+            // Some logits are equal, and some of no weight.
+            let logits: Vec<f32> = (0..VOCAB).map(|_| (unit() * unit() * 800.0).round() / 16.0).collect();
+            let mut sampler = Sampler::new(params.clone(), round, VOCAB).unwrap();
+            for position in 0..8 {
+                let expected = chosen_among_all(&params, &logits, uniform(round, position));
+                let chosen = sampler.sample(&mut logits.clone(), &[], position).unwrap().id;
+                assert_eq!(chosen, expected, "{params:?}");
+            }
+        }
+    }
+
     #[test]
     fn penalties_and_bias_change_the_choice_but_not_the_logprob() {
         let params = SamplingParams {
@@ -437,7 +557,7 @@ mod tests {
         let mut sampler = sampler(params, 0);
         let choice = sampler.sample(&mut LOGITS.clone(), &[1, 4, 1], 3).unwrap();
         assert_eq!(choice.id, 2);
-        let normalizer = log_sum_exp(&LOGITS);
+        let normalizer = log_sum_exp(&LOGITS, &mut Vec::new());
         assert!((choice.logprob.unwrap() - (2.0 - normalizer)).abs() < 1e-5);
         assert_eq!(choice.top.iter().map(|t| t.id).collect::<Vec<_>>(), [1, 3]);
     }
@@ -455,7 +575,7 @@ mod tests {
         let choice = sampler.sample(&mut LOGITS.clone(), &[1], 1).unwrap();
         assert_eq!((choice.id, choice.top.len()), (3, 0));
         let choice = sampler.sample(&mut [0.0, 9.0, 0.0, 0.0, 0.0], &[1], 1).unwrap();
-        let expected = 9.0 - log_sum_exp(&[0.0, 9.0, 0.0, 0.0, 0.0]);
+        let expected = 9.0 - log_sum_exp(&[0.0, 9.0, 0.0, 0.0, 0.0], &mut Vec::new());
         assert!((choice.logprob.unwrap() - expected).abs() < 1e-5);
     }
 

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use super::{
-    Cpu, Kernel, math,
+    Cpu, Isa, Kernel, math,
     simd::{LANES, Simd},
 };
 
@@ -270,6 +270,42 @@ impl Kernel for Softmax<'_> {
             }
         }
     }
+}
+
+/// Weights of logits; see [`weigh`].
+struct Weigh<'a> {
+    x: &'a mut [f32],
+    largest: f32,
+    temperature: f32,
+}
+
+impl Kernel for Weigh<'_> {
+    type Output = f64;
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> f64 {
+        let mut sums = [0.0; LANES];
+        // SAFETY: positions are inside x, and the lanes are as many as a vector has. Missing elements are -infinity: their exp is +0.
+        unsafe {
+            let (largest, temperature) = (S::splat(self.largest), S::splat(self.temperature));
+            let (mut lanes, mut at) = ([0.0; LANES], 0);
+            while at < self.x.len() {
+                let x = S::sub(load_part::<S>(self.x, at, f32::NEG_INFINITY), largest);
+                let weights = math::exp_lanes::<S>(S::div(x, temperature));
+                store_part::<S>(self.x, at, weights);
+                store_part::<S>(&mut lanes, 0, weights);
+                sums.iter_mut().zip(lanes).for_each(|(sum, weight)| *sum += f64::from(weight));
+                at += LANES;
+            }
+        }
+        sums.iter().sum()
+    }
+}
+
+/// Weights of logits in place, `e^((x - largest) / temperature)`, and their sum: weight `i` is added in f64 to lane `i mod 16`,
+/// ascending, then the lanes one after the other. The bits are the same on every instruction set.
+pub fn weigh(x: &mut [f32], largest: f32, temperature: f32) -> f64 {
+    // SAFETY: the instruction set was detected.
+    unsafe { Isa::detect().dispatch(Weigh { x, largest, temperature }) }
 }
 
 /// Rotates pairs; plain loops, which the compiler turns into the instruction set's vectors. Element-wise, so the bits do

@@ -1,7 +1,7 @@
 //! Every operation on every instruction set, thread count and odd size against a plain twin, bit for bit.
 
 use super::*;
-use crate::kernels::{Isa, threads::Pool};
+use crate::kernels::threads::Pool;
 
 /// Reproducible values in about -scale..scale.
 pub(crate) fn noise(seed: u64, len: usize, scale: f32) -> Vec<f32> {
@@ -179,6 +179,24 @@ fn softmax_equals_its_twin_and_sums_to_one() {
             }
         }
     });
+}
+
+#[test]
+fn weights_equal_their_twin() {
+    for isa in Isa::available() {
+        for (len, temperature) in [(1, 1.0), (15, 0.3), (16, 0.8), (17, 1.0), (1000, 2.5), (4099, 1e-30)] {
+            let x = noise(len as u64, len, 30.0);
+            let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let expected = x.iter().map(|x| math::exp_f32((x - largest) / temperature)).collect::<Vec<_>>();
+            let mut lanes = [0.0; LANES];
+            expected.iter().enumerate().for_each(|(i, weight)| lanes[i % LANES] += f64::from(*weight));
+            let mut weights = x;
+            // SAFETY: the instruction set is available.
+            let sum = unsafe { isa.dispatch(Weigh { x: &mut weights, largest, temperature }) };
+            assert_same(&weights, &expected, &format!("weights of {len} on {}", isa.name()));
+            assert_eq!(sum, lanes.iter().sum::<f64>(), "their sum, {len} on {}", isa.name());
+        }
+    }
 }
 
 #[test]
