@@ -5,18 +5,20 @@
 //! wire delays by 50 ms one way.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::{Command, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use harness::{
-    Shoal, binary,
+    Shoal, binary, http,
     node::Node,
     wires::{Mood, Turn, Wires},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROMPT: &str = "Tell me a story about a fox who finds a lantern in the snow.";
@@ -134,4 +136,86 @@ fn figures_at_fifty_milliseconds_one_way() {
         "ms a token: {open:.1} without delay, {late:.1} with 50 ms one way; {:.3} of compute + one ring ({ring_ms} ms)",
         late / (open + ring_ms)
     );
+}
+
+/// Tokens a second of `streams` answers at once through the API of `asks`, and the longest of them, s.
+fn answers(asks: &Node, mode: &str, streams: usize, tokens: usize) -> (f64, f64) {
+    let began = Instant::now();
+    let url = asks.api["url"].as_str().expect("it has an API");
+    let token = fs::read_to_string(asks.api["token_file"].as_str().expect("it wants a token")).unwrap();
+    let token = token.as_str();
+    let ends: Vec<(u64, f64)> = thread::scope(|scope| {
+        let one = move |seed: usize| {
+            let about = format!("Tell me a long story about the number {seed} and its friends.");
+            let body = json!({"messages": [{"role": "user", "content": about}], "mode": mode, "max_tokens": tokens,
+                "temperature": 0.8, "seed": seed, "draft": "off", "verify": "none", "shadow": "none"});
+            let said = http::request(url, token, "POST", "/v1/chat/completions", &body).body;
+            let tokens = said["usage"]["completion_tokens"].as_u64().unwrap_or_else(|| panic!("{said}"));
+            (tokens, began.elapsed().as_secs_f64())
+        };
+        let running: Vec<_> = (0..streams).map(|seed| scope.spawn(move || one(seed))).collect();
+        running.into_iter().map(|stream| stream.join().unwrap()).collect()
+    });
+    let last = ends.iter().map(|(_, s)| *s).fold(0.0, f64::max);
+    (ends.iter().map(|(tokens, _)| *tokens as f64).sum::<f64>() / last, last)
+}
+
+/// By hand: SHOAL_MODEL is a .gguf file with SHOAL_LAYERS layers; SHOAL_STREAMS and SHOAL_TOKENS may be given, and SHOAL_DELAYS=0,100
+/// are milliseconds of one way, of which 0 means no wires at all.
+#[test]
+fn figures_of_streams() {
+    if std::env::var_os("SHOAL_FIGURES").is_none() {
+        println!("skipped: SHOAL_FIGURES=1 measures, and prints what it measured");
+        return;
+    }
+    let number = |name: &str, otherwise: usize| {
+        std::env::var(name).map_or(otherwise, |n| n.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+    };
+    let model = std::env::var("SHOAL_MODEL").unwrap_or_else(|_| "minnow".into());
+    let (layers, streams) = (number("SHOAL_LAYERS", 8), number("SHOAL_STREAMS", 16));
+    let tokens = number("SHOAL_TOKENS", 64);
+    let delays = std::env::var("SHOAL_DELAYS").unwrap_or_else(|_| "0,100".into());
+    println!("| where | one answer, tok/s | {streams} answers, tok/s |\n|---|---|---|");
+    let row = |place: &str, asks: &Node, mode: &str| {
+        // They load their models, and what others hold is heard of a little later than they are. Asked at once, a node that is busy
+        // loading seems dead and is dialed once more, beside the wire.
+        thread::sleep(Duration::from_secs(5));
+        let hello = json!({"messages": [{"role": "user", "content": "Hi"}], "mode": mode, "max_tokens": 2});
+        while http::ask(asks, "POST", "/v1/chat/completions", &hello).status != 200 {
+            thread::sleep(Duration::from_millis(500));
+        }
+        let (one, _) = answers(asks, mode, 1, tokens);
+        let (all, s) = answers(asks, mode, streams, tokens);
+        println!("| {place} | {one:.2} | {all:.2} ({:.1}x, {s:.1} s) |", all / one);
+    };
+    let folder = TempDir::new().unwrap();
+    let alone = ["--model", &model, "--api", "127.0.0.1:0", "--no-discovery"];
+    row("one process", &Node::start(folder.path(), &alone), "local");
+    for ms in delays.split(',').map(|ms| ms.parse().expect("SHOAL_DELAYS has milliseconds")) {
+        let (wires, folder) = (Wires::new(), TempDir::new().unwrap());
+        let start = |name: &str, args: &[&str]| {
+            let common = ["--model", &model, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-discovery"];
+            Node::start(&folder.path().join(name), &[&common, args].concat())
+        };
+        let dial = |from: &'static str, to: &'static str, node: &Node| {
+            if ms == 0 { node.tcp().to_owned() } else { wire(&wires, from, to, node) }
+        };
+        let asks = start("a", &["--ask-only", "--api", "127.0.0.1:0"]);
+        let mut serve: Vec<Node> = Vec::new();
+        for (at, name) in ["b", "c", "d"].into_iter().enumerate() {
+            let cut = |at: usize| 1 + at * (layers - 2) / 3;
+            let mut peers = vec![dial(name, "a", &asks)];
+            peers.extend(serve.iter().zip(["b", "c"]).map(|(node, to)| dial(name, to, node)));
+            let held = format!("{}..{}", cut(at), cut(at + 1));
+            let peers = peers.iter().flat_map(|peer| ["--peer", peer.as_str()]);
+            serve
+                .push(start(name, &["--layers", held.as_str()].into_iter().chain(peers).collect::<Vec<_>>()));
+        }
+        asks.meets(3);
+        let agreed =
+            http::ask(&asks, "POST", "/swarm/consent", &json!({"mode": "boomerang", "agreed": true}));
+        assert_eq!(agreed.status, 200, "{agreed:?}");
+        wires.set(if ms == 0 { Mood::Open } else { Mood::Late(Duration::from_millis(ms)) });
+        row(&format!("three nodes, {ms} ms one way"), &asks, "boomerang");
+    }
 }
