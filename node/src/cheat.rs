@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-use p2p::codec::Wire;
+use p2p::{codec::Wire, wire::pages::PIECE};
 
 use crate::byte_planes;
 
@@ -105,14 +105,16 @@ pub fn is_eager() -> bool {
     matches!(chosen(), Some(Cheat::Eager))
 }
 
-/// A packed state, changed as told: one bit behind the head of its snapshot.
-pub fn spoil(packed: &mut Vec<u8>, raw_bytes: u32) {
+/// A packed piece of a state of `bytes` bytes that starts at byte `start`, changed as told: one bit behind the head of the snapshot, if it
+/// is in this piece.
+pub fn spoil(packed: &mut Vec<u8>, start: u32, bytes: u32) {
     const HEAD: usize = 32;
     let Some(Cheat::Pages(bit)) = chosen() else { return };
-    let Some(mut raw) = byte_planes::unpack(packed, raw_bytes as usize) else { return };
-    let bits = (raw.len().saturating_sub(HEAD) * 8).max(1);
-    let bit = *bit as usize % bits;
-    raw[HEAD + bit / 8] ^= 1 << (bit % 8);
+    let (start, bytes) = (start as usize, bytes as usize);
+    let Some(mut raw) = byte_planes::unpack(packed, PIECE.min(bytes - start)) else { return };
+    let bit = *bit as usize % (bytes.saturating_sub(HEAD) * 8).max(1);
+    let Some(byte) = (HEAD + bit / 8).checked_sub(start).and_then(|at| raw.get_mut(at)) else { return };
+    *byte ^= 1 << (bit % 8);
     if let Ok(spoilt) = byte_planes::pack(&raw) {
         *packed = spoilt;
     }

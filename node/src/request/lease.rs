@@ -121,7 +121,9 @@ impl Leases {
                     feedback.silent(node);
                     return Err(HopError::Closed);
                 }
-                let patience = Duration::from_millis(LEASE_MS);
+                // A stage answers when it has the state that it may get, or has given that up.
+                let fetches_ms = lease.reuse.source.as_ref().map_or(0, |source| source.worth_ms.into());
+                let patience = Duration::from_millis(LEASE_MS + fetches_ms);
                 let mut answered = network.ask(node, &Ask::Lease(Box::new(lease.clone())), patience).await;
                 let mut lease = lease;
                 // A node of before does not know all that is said, and closes the stream.

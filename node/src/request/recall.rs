@@ -32,7 +32,7 @@ use p2p::{
     codec::{Rounding, Wire},
     wire::{
         control::Source,
-        pages::{MAX_RAW, MAX_WORTH_MS, Permit},
+        pages::{MAX_STATE, MAX_WORTH_MS, Permit},
         prefix::{self, Beginning, MAX_BEGINNINGS},
         receipt::{Row, Terms},
     },
@@ -286,7 +286,7 @@ impl Recalled {
         identity: &Identity,
     ) -> Option<Box<Source>> {
         let fits = |beginning: &&Beginning| {
-            planned.state_bytes.saturating_mul(beginning.positions.into()) <= MAX_RAW as u64 * 15 / 16
+            planned.state_bytes.saturating_mul(beginning.positions.into()) <= MAX_STATE as u64 * 15 / 16
         };
         let beginning = *beginnings.iter().find(fits)?;
         let end = terms.layers.end();

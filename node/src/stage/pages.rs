@@ -12,10 +12,13 @@
 //! holder: it is kept under that name, serves only where the requester names the holder again, and is lent to no third node ([`super::prefixes`]);
 //! the requester convicts neither of the two for what follows from it (`request/verify.rs`).
 //!
-//! Deadlines: [`ASK`] until the holder begins to answer, [`STALL`] between two pieces, and for all of it
+//! Deadlines: [`ASK`] until the holder begins to answer, [`NEXT`] until its worker has packed the next piece, [`STALL`] between two reads, and for all of it
 //! what the requester says that it is worth; then the rows are computed as if the holder did not exist.
 //!
-//! Limits: the memory that the governor allows ([`Resource::Pages`]); 12 MiB of a state.
+//! A state travels in pieces ([`p2p::wire::pages::PIECE`]): while a worker takes or gives one, the next is on the line, and a node has no more of it in
+//! memory.
+//!
+//! Limits: the memory that the governor allows ([`Resource::Pages`]); [`MAX_STATE`](p2p::wire::pages::MAX_STATE) bytes of a state.
 
 use std::{io, time::Duration, time::Instant as Clock};
 
@@ -25,7 +28,8 @@ use p2p::{
         announce::Class,
         control::{Lease, Source},
         pages::{
-            HEAD_LEN, Head, MAX_PACKED, MAX_WORTH_MS, Permit, REQUEST_LEN, STEP_LEN, read_steps, write_steps,
+            HEAD_LEN, Head, MAX_PACKED, MAX_WORTH_MS, PIECE_HEAD_LEN, Permit, PieceHead, REQUEST_LEN,
+            STEP_LEN, pieces, read_steps, write_steps,
         },
         prefix::{EVERY, names},
         receipt::Row,
@@ -51,8 +55,12 @@ use crate::{
 const ASK: Duration = Duration::from_millis(800);
 /// A line that carries nothing for so long carries it too late.
 const STALL: Duration = Duration::from_millis(500);
+/// A worker packs a piece between two passes, the longest of which is a part of a long prompt.
+const NEXT: Duration = Duration::from_secs(3);
 /// Bytes that are read at once.
-const PIECE: usize = 64 << 10;
+const READ: usize = 64 << 10;
+/// Memory of a transfer, bytes: two pieces.
+const TRANSFER_BYTES: u64 = 2 * MAX_PACKED as u64;
 
 /// Gets the beginning that `source` names, if the holder gives it soon enough and it is that.
 pub(super) async fn fetch(stage: &Stage, lease: &Lease, source: &Source) -> Option<Found> {
@@ -92,7 +100,7 @@ async fn fetch_to(
         return Err("the source is for another lease".into());
     }
     let governor = stage.network.governor();
-    let taken = governor.take_for(permit.holder, Resource::Pages, MAX_PACKED as u64);
+    let taken = governor.take_for(permit.holder, Resource::Pages, TRANSFER_BYTES);
     let _permit = taken.map_err(|refused| refused.to_string())?;
     let asked = async {
         let reached = stage.network.reach_named(contact, stage.requester, ASK).await;
@@ -108,8 +116,7 @@ async fn fetch_to(
     let asked = timeout(ASK, asked).await.unwrap_or_else(|_| Err("it does not answer".into()));
     let (mut stream, head) = asked?;
     let said = read(&mut stream, beginning.positions as usize * STEP_LEN).await.map_err(text)?;
-    let packed = read(&mut stream, head.packed_bytes as usize).await.map_err(text)?;
-    if !head.is_of(permit, &said, &packed) {
+    if !head.is_of(permit, &said) {
         return Err("it is not signed by its holder".into());
     }
     let rows = read_steps(&said, beginning.positions).map_err(|malformed| malformed.to_string())?;
@@ -129,9 +136,7 @@ async fn fetch_to(
         kept: Vec::new(),
         conduct: None,
     };
-    let bytes = packed.len();
-    let imported = stage.worker.get().import(&open, packed, head.raw_bytes).await;
-    imported.map_err(|fault| fault.to_string())?;
+    let bytes = take_pieces(&mut stream, stage, (permit, &head), &open).await?;
     let steps = rows.into_iter().map(|[input, output]| Step { input, output }).collect();
     let now = Clock::now();
     let origin = Origin { holder: permit.holder, shown: false };
@@ -139,6 +144,53 @@ async fn fetch_to(
     stage.worker.forget(&freed.ok_or("no more room for beginnings of this requester")?);
     let found = stage.prefixes.find(stage.requester, &[beginning], Some(permit.holder), now);
     Ok((found.ok_or("it is gone again")?, bytes))
+}
+
+/// Reads the pieces of a state and gives them to the worker, each while the next one comes; the bytes that came.
+async fn take_pieces(
+    stream: &mut Stream,
+    stage: &Stage,
+    (permit, head): (&Permit, &Head),
+    open: &OpenSession,
+) -> Result<usize, String> {
+    let worker = stage.worker.get();
+    let (mut bytes, mut came) = (0, None);
+    for (start, _) in head.pieces() {
+        let next = read_piece(stream, (permit, head), start);
+        let given = async {
+            match came.take() {
+                Some((start, packed)) => worker.import(open, packed, (start, head.raw_bytes)).await.map(drop),
+                None => Ok(()),
+            }
+        };
+        let (next, given) = tokio::join!(next, given);
+        given.map_err(|fault| fault.to_string())?;
+        let next = next?;
+        bytes += next.len();
+        came = Some((start, next));
+    }
+    let (start, packed) = came.ok_or("a state without bytes")?;
+    match worker.import(open, packed, (start, head.raw_bytes)).await {
+        Ok(true) => Ok(bytes),
+        Ok(false) => Err("it is not whole".into()),
+        Err(fault) => Err(fault.to_string()),
+    }
+}
+
+async fn read_piece(
+    stream: &mut Stream,
+    (permit, head): (&Permit, &Head),
+    start: u32,
+) -> Result<Vec<u8>, String> {
+    let mut piece = [0; PIECE_HEAD_LEN];
+    let came = timeout(NEXT, stream.read_exact(&mut piece)).await;
+    came.map_err(|_| "the next piece does not come")?.map_err(text)?;
+    let piece = PieceHead::read(&piece).map_err(|malformed| malformed.to_string())?;
+    let packed = read(stream, piece.packed_bytes as usize).await.map_err(text)?;
+    match piece.is_of(permit, head, start, &packed) {
+        true => Ok(packed),
+        false => Err("a piece is not signed by its holder".into()),
+    }
 }
 
 fn text(error: io::Error) -> String {
@@ -161,7 +213,7 @@ async fn read(stream: &mut Stream, bytes: usize) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     while all.len() < bytes {
         let start = all.len();
-        all.resize((start + PIECE).min(bytes), 0);
+        all.resize((start + READ).min(bytes), 0);
         timeout(STALL, stream.read_exact(&mut all[start..])).await??;
     }
     Ok(all)
@@ -192,7 +244,7 @@ impl Lender {
     }
 
     async fn give(self, from: NodeId, mut stream: Stream) -> Result<usize, String> {
-        let taken = self.governor.take_for(from, Resource::Pages, MAX_PACKED as u64);
+        let taken = self.governor.take_for(from, Resource::Pages, TRANSFER_BYTES);
         let _permit = taken.map_err(|refused| refused.to_string())?;
         let mut request = [0; REQUEST_LEN];
         timeout(ASK, stream.read_exact(&mut request)).await.map_err(|_| "it asks nothing")?.map_err(text)?;
@@ -204,21 +256,53 @@ impl Lender {
         let positions = permit.beginning.positions;
         let lent = self.prefixes.lend(permit.requester, permit.beginning, Clock::now());
         let lent = lent.ok_or("it is not here")?;
-        let worker = self.workers.into_iter().find(|(model, _)| *model == lent.model);
+        let worker = self.workers.iter().find(|(model, _)| *model == lent.model);
         let (_, worker) = worker.ok_or("its model is not here")?;
         #[cfg(debug_assertions)]
         if crate::cheat::is_mute() {
             std::future::pending::<()>().await;
         }
-        let exported = worker.export(lent.place, lent.first, positions).await;
-        #[cfg_attr(not(debug_assertions), allow(unused_mut))]
-        let (raw_bytes, mut packed) = exported.map_err(|fault| fault.to_string())?;
-        #[cfg(debug_assertions)]
-        crate::cheat::spoil(&mut packed, raw_bytes);
+        let export = |start| worker.export((lent.place, lent.first), (positions, start));
+        let first = export(0).await.map_err(|fault| fault.to_string())?;
+        let raw_bytes = first.0;
         let steps = write_steps(lent.steps.iter().map(|step| [&step.input, &step.output]));
-        let head = Head::sign(&self.identity, &permit, raw_bytes, &steps, &packed);
+        let head = Head::sign(&self.identity, &permit, raw_bytes, &steps);
         stream.write_all(&head.write()).await.map_err(text)?;
         stream.write_all(&steps).await.map_err(text)?;
+        let (mut bytes, mut ready) = (0, Some(first));
+        let starts: Vec<u32> = pieces(raw_bytes).map(|(start, _)| start).collect();
+        for (at, start) in starts.iter().enumerate() {
+            #[cfg_attr(not(debug_assertions), allow(unused_mut))]
+            let (whole, mut packed) = ready.take().ok_or("a piece is missing")?;
+            if whole != raw_bytes {
+                return Err("it is another state now".into());
+            }
+            #[cfg(debug_assertions)]
+            crate::cheat::spoil(&mut packed, *start, raw_bytes);
+            bytes += packed.len();
+            let next = async {
+                match starts.get(at + 1) {
+                    Some(start) => export(*start).await.map(Some),
+                    None => Ok(None),
+                }
+            };
+            let sent = self.send_piece(&mut stream, &head, (*start, packed));
+            let (next, sent) = tokio::join!(next, sent);
+            sent?;
+            ready = next.map_err(|fault| fault.to_string())?;
+        }
+        stream.finish().await.map_err(|error| error.to_string())?;
+        Ok(bytes)
+    }
+
+    async fn send_piece(
+        &self,
+        stream: &mut Stream,
+        head: &Head,
+        (start, packed): (u32, Vec<u8>),
+    ) -> Result<(), String> {
+        let piece = PieceHead::sign(&self.identity, head, start, &packed);
+        stream.write_all(&piece.write()).await.map_err(text)?;
         #[cfg(debug_assertions)]
         if crate::cheat::drips() {
             for drop in packed.chunks(1 << 10) {
@@ -228,9 +312,7 @@ impl Lender {
             }
         }
         stream.write_all(&packed).await.map_err(text)?;
-        stream.flush().await.map_err(text)?;
-        stream.finish().await.map_err(|error| error.to_string())?;
-        Ok(packed.len())
+        stream.flush().await.map_err(text)
     }
 }
 

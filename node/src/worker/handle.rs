@@ -459,29 +459,25 @@ impl Worker {
         let _ = self.post(&Ask::Forget { session: *session.as_bytes() });
     }
 
-    /// The first positions of a range that is kept of an ended session, packed for another node, and bytes of it as it is.
+    /// A piece of the first positions of a range that is kept of an ended session, packed for another node, from byte `start` on; and bytes
+    /// of all of it as it is.
     ///
     /// # Errors
     /// [`Fault::Refused`] when it is not kept or too large; [`Fault::Busy`], [`Fault::Dead`].
-    pub async fn export(
-        &self,
-        session: SessionId,
-        first: u32,
-        positions: u32,
-    ) -> Result<(u32, Vec<u8>), Fault> {
-        let session = *session.as_bytes();
-        let reply = self.ask(|id| Ask::Export { id, session, first, positions }, Vec::new()).await?;
+    pub async fn export(&self, range: (SessionId, u32), upto: (u32, u32)) -> Result<(u32, Vec<u8>), Fault> {
+        let (session, first, (positions, start)) = (*range.0.as_bytes(), range.1, upto);
+        let reply = self.ask(|id| Ask::Export { id, session, first, positions, start }, Vec::new()).await?;
         Ok((reply.have, reply.payload))
     }
 
     /// Keeps what another node's [`Worker::export`] gave, of the session, layers and positions that `open` says, as if a session had
-    /// computed it here and ended.
+    /// computed it here and ended: the piece from byte `start` of `raw_bytes` on, in their order. Whether it was the last.
     ///
     /// # Errors
     /// [`Fault::Refused`] when it is something else; [`Fault::NoRoom`], [`Fault::Busy`], [`Fault::Dead`].
-    pub async fn import(&self, open: &OpenSession, packed: Vec<u8>, raw_bytes: u32) -> Result<u32, Fault> {
-        let open = ranged(open);
-        Ok(self.ask(|id| Ask::Import { id, open, raw_bytes }, packed).await?.have)
+    pub async fn import(&self, open: &OpenSession, packed: Vec<u8>, at: (u32, u32)) -> Result<bool, Fault> {
+        let (open, (start, raw_bytes)) = (ranged(open), at);
+        Ok(self.ask(|id| Ask::Import { id, open, start, raw_bytes }, packed).await?.have > 0)
     }
 
     /// Whether the first positions of an open range are bit for bit those that are kept of an ended session.

@@ -49,6 +49,7 @@ mod room;
 mod sample_loop;
 mod session;
 mod shared;
+mod transit;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -95,6 +96,10 @@ pub enum Source {
     Embedded,
     /// In a GGUF file, which may have holes where other layers would be.
     File(PathBuf),
+}
+
+fn refused(why: impl ToString) -> Fault {
+    Fault::Refused(why.to_string())
 }
 
 /// What a worker measures at load.

@@ -396,8 +396,9 @@ fn answer(
             };
             (id, said.map(told))
         }
-        Ask::Export { id, session, first, positions } => {
-            let packed = engine.sessions.export((ipc::session(session), first), positions as usize, now);
+        Ask::Export { id, session, first, positions, start } => {
+            let key = (ipc::session(session), first);
+            let packed = engine.sessions.export(key, positions as usize, start as usize, now);
             (id, packed.map(|(raw_bytes, packed)| (Tell::Exported { id, raw_bytes }, packed)))
         }
         Ask::Agree { id, session, first, kept, positions } => {
@@ -405,8 +406,8 @@ fn answer(
             let same = engine.sessions.agree(key, kept, positions as usize, now);
             (id, same.map(|same| (Tell::Opened { id, have: same.into() }, Vec::new())))
         }
-        Ask::Import { id, open, raw_bytes } => {
-            let have = engine.sessions.import(open, payload, raw_bytes as usize, now);
+        Ask::Import { id, open, start, raw_bytes } => {
+            let have = engine.sessions.import(open, payload, (start as usize, raw_bytes as usize), now);
             (id, have.map(|have| (Tell::Opened { id, have }, Vec::new())))
         }
         Ask::Truncate { session, to } => {
@@ -418,7 +419,7 @@ fn answer(
             return Ok(());
         }
         Ask::Forget { session } => {
-            engine.sessions.kept().forget(ipc::session(session));
+            engine.sessions.forget(ipc::session(session));
             return Ok(());
         }
         Ask::Keep { most_bytes } => {

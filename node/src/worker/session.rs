@@ -6,10 +6,7 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use p2p::{
-    codec::{self, Wire, encoded_len},
-    wire::pages::{MAX_PACKED, MAX_RAW},
-};
+use p2p::codec::{self, Wire, encoded_len};
 use scheduler::{LayerRange, SessionId, SessionKind};
 use shard::{round::Rounding, state::SessionState};
 
@@ -18,20 +15,14 @@ use super::{
     ipc::{self, Open, Run},
     kept::{Ended, Kept, Key},
     load::Loaded,
+    refused,
     sample_loop::SampleLoop,
+    transit::{Arriving, Transit},
 };
-use crate::{
-    byte_planes::{pack, unpack},
-    state_store::file::Whose,
-    worker::Fault,
-};
+use crate::{state_store::file::Whose, worker::Fault};
 
 /// Rows of one pass, and so of one job: what a frame of the data plane may carry.
 pub(super) const MAX_ROWS: u32 = 256;
-/// What a state in memory may take beyond the positions that it holds: a quarter of a page in each layer.
-const QUARTERS: usize = 4 << 20;
-/// More than a snapshot has before its layers, bytes.
-const SNAPSHOT_HEAD: u64 = 64;
 
 /// One range of one session.
 pub(super) struct Held {
@@ -68,23 +59,20 @@ pub(super) struct Sessions<'m> {
     held: HashMap<Key, Held>,
     conductors: HashMap<SessionId, SampleLoop<'m>>,
     kept: Kept,
+    transit: Transit,
     limit_bytes: u64,
-}
-
-fn refused(why: impl ToString) -> Fault {
-    Fault::Refused(why.to_string())
 }
 
 impl<'m> Sessions<'m> {
     /// None yet; caches may take `limit_bytes`.
     pub(super) fn new(model: &'m Loaded, limit_bytes: u64) -> Self {
-        let (held, conductors) = Default::default();
-        Self { model, held, conductors, kept: Kept::new(), limit_bytes }
+        let (held, conductors, transit) = Default::default();
+        Self { model, held, conductors, kept: Kept::new(), transit, limit_bytes }
     }
 
     /// Bytes reserved.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.held.values().map(|held| held.reserved_bytes).sum()
+        self.held.values().map(|held| held.reserved_bytes).sum::<u64>() + self.transit.reserved_bytes()
     }
 
     /// Opens a range, or opens it again; returns how many positions are still computed.
@@ -273,7 +261,8 @@ impl<'m> Sessions<'m> {
         self.conductors.remove(&session);
     }
 
-    /// The first positions of what is kept of an ended session's range: how many bytes, and these packed.
+    /// A piece of the first positions of what is kept of an ended session's range, from byte `start` on: how many bytes all of them
+    /// have, and the piece packed.
     ///
     /// # Errors
     /// [`Fault::Refused`] when it is not kept, or too large to travel.
@@ -281,16 +270,11 @@ impl<'m> Sessions<'m> {
         &mut self,
         key: Key,
         positions: usize,
+        start: usize,
         now: Instant,
     ) -> Result<(u32, Vec<u8>), Fault> {
-        let state = self.kept.lend(key, positions, now).ok_or_else(|| refused("it is not kept here"))?;
-        if state.bytes() > MAX_RAW + QUARTERS {
-            return Err(refused("the state is too large to travel"));
-        }
-        let raw = state.snapshot().map_err(refused)?;
-        let packed = pack(&raw).map_err(refused)?;
-        let fits = raw.len() <= MAX_RAW && packed.len() <= MAX_PACKED;
-        if fits { Ok((raw.len() as u32, packed)) } else { Err(refused("the state is too large to travel")) }
+        let Self { kept, transit, .. } = self;
+        transit.leave((key, positions), start, || kept.lend(key, positions, now), now)
     }
 
     /// Whether the first positions of an open range are bit for bit those that are kept of an ended session.
@@ -311,39 +295,45 @@ impl<'m> Sessions<'m> {
         Ok(open.snapshot().map_err(refused)? == kept.snapshot().map_err(refused)?)
     }
 
-    /// Keeps a packed state of another node as that of an ended session, if there is room and it is what `open` says.
+    /// Takes a packed piece of another node's state, from byte `start` of `raw_bytes` on. The last one makes it that of an ended session, if
+    /// there is room and it is what `open` says; returns its positions then, before that 0.
     ///
     /// # Errors
-    /// [`Fault::Refused`] or [`Fault::NoRoom`].
+    /// [`Fault::Refused`] or [`Fault::NoRoom`]; nothing of it is kept then.
     pub(super) fn import(
         &mut self,
         open: Open,
         packed: &[u8],
-        raw_bytes: usize,
+        (start, raw_bytes): (usize, usize),
         now: Instant,
     ) -> Result<u32, Fault> {
         let session = ipc::session(open.session);
         let layers = ipc::range(open.layers).map_err(refused)?;
-        let (stage, _, rounding) = self.check(&open, layers)?;
-        let kind: SessionKind = open.kind.parse().map_err(refused)?;
-        let needed_bytes = self.model.state_bytes(stage, layers, open.positions, kind);
-        let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes());
-        if needed_bytes > free_bytes {
-            return Err(Fault::NoRoom { needed_bytes, free_bytes });
+        let key = (session, layers.start());
+        if start == 0 {
+            self.transit.forget(session);
+            let (stage, _, rounding) = self.check(&open, layers)?;
+            let kind: SessionKind = open.kind.parse().map_err(refused)?;
+            let needed_bytes = self.model.state_bytes(stage, layers, open.positions, kind);
+            let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes());
+            if needed_bytes > free_bytes {
+                return Err(Fault::NoRoom { needed_bytes, free_bytes });
+            }
+            let state = self.model.stages[stage].new_state_with(layers, kind).map_err(refused)?;
+            let into = (state, open.positions as usize);
+            let arriving = Arriving::new((layers, rounding), needed_bytes, into, now);
+            self.transit.arrive(key, raw_bytes, arriving)?;
         }
-        // A snapshot is what is in memory, and a head.
-        if raw_bytes > MAX_RAW || raw_bytes as u64 > needed_bytes + SNAPSHOT_HEAD {
-            return Err(refused("more than a state of so many positions is"));
-        }
-        let raw = unpack(packed, raw_bytes).ok_or_else(|| refused("a state that was not packed"))?;
-        let mut state = self.model.stages[stage].new_state_with(layers, kind).map_err(refused)?;
-        state.restore(&raw).map_err(refused)?;
-        if state.len() != open.positions as usize {
-            return Err(refused("a state of other positions"));
-        }
+        let Some(ended) = self.transit.take(key, start, packed, now)? else { return Ok(0) };
         let cost = self.model.costs.weight(layers, open.positions / 2);
-        self.kept.put((session, layers.start()), Ended { layers, rounding, state }, cost, now);
+        self.kept.put(key, ended, cost, now);
         Ok(open.positions)
+    }
+
+    /// Forgets what is kept of an ended session, and what is on its way of it.
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.transit.forget(session);
+        self.kept.forget(session);
     }
 
     /// What is kept of ended sessions.
@@ -366,6 +356,7 @@ impl<'m> Sessions<'m> {
 
     /// Closes ranges that were idle for [`IDLE`]; returns them.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<Key> {
+        self.transit.sweep(now);
         let late = |held: &Held| now.saturating_duration_since(held.touched) > IDLE;
         let gone: Vec<Key> = self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
         gone.iter().for_each(|key| {

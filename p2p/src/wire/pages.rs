@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! requester ── lease with a source ──▶ reader ── request ──▶ holder
-//!                                            ◀── head, steps, packed state ──
+//!                                            ◀── head, steps, pieces of the state ──
 //!
-//! request   "SHP1" | permit
+//! request   "SHP2" | permit
 //! permit    requester 32 | holder 32 | reader 32 | positions u32 | name 32 | until u32 | signature 64, by the requester
-//! head      "SHP1" | raw bytes u32 | packed bytes u32 | signature 64, by the holder
+//! head      "SHP2" | raw bytes u32 | signature 64, by the holder
 //! steps     positions x { input: wire u8, digest 32 | output: wire u8, digest 32 }
-//! state     packed bytes; what they are, only the workers of both nodes know
+//! state     pieces of [`PIECE`] raw bytes, the last of what is left:
+//!           packed bytes u32 | signature 64, by the holder | packed bytes; what they are, only the workers of both nodes know
 //! ```
 //!
 //! One stream per request; a holder that gives nothing closes it, as a node of before closes it. The permit names everything that
@@ -16,7 +17,8 @@
 //!
 //! Nothing here has to be believed. The inputs must have the name that the requester computed from its own log, the
 //! outputs the one of [`super::control::Source::outputs`], so a stage that goes on from them signs for nothing that the requester does not know. What the
-//! state itself is worth shows when rows are computed on it. The holder's signature over all of it stays as evidence.
+//! state itself is worth shows when rows are computed on it. Nothing
+//! is read on that its holder has not signed, and its signatures over all of it stay as evidence.
 
 use scheduler::NodeId;
 
@@ -28,22 +30,27 @@ use super::{
 };
 use crate::{Identity, codec::Wire, identity};
 
-/// Longest packed state, bytes: with its steps it fits a frame between daemon and worker.
-pub const MAX_PACKED: usize = 13 << 20;
-/// Longest state as it is, bytes; packing may shorten nothing.
-pub const MAX_RAW: usize = 12 << 20;
+/// Bytes of a state that travel at once: two pieces are on their way in a node's memory, one from or to its worker.
+pub const PIECE: usize = 4 << 20;
+/// Longest packed piece, bytes; packing may shorten nothing.
+pub const MAX_PACKED: usize = PIECE + (PIECE >> 6);
+/// Longest state, bytes: of a model of 8 billion parameters 30,000 positions in a quarter of its layers.
+pub const MAX_STATE: usize = 1 << 30;
 /// Bytes of a request.
 pub const REQUEST_LEN: usize = 4 + Permit::LEN;
 /// Bytes of a head.
-pub const HEAD_LEN: usize = 4 + 4 + 4 + 64;
+pub const HEAD_LEN: usize = 4 + 4 + 64;
+/// Bytes before a packed piece.
+pub const PIECE_HEAD_LEN: usize = 4 + 64;
 /// Bytes of the steps of a position.
 pub const STEP_LEN: usize = 2 * ROW_LEN;
 /// Longest time that a lease may give a transfer, ms.
-pub const MAX_WORTH_MS: u32 = 5_000;
+pub const MAX_WORTH_MS: u32 = 60_000;
 
-const MAGIC: &[u8; 4] = b"SHP1";
-const PERMIT: &str = "shoal pages permit 1";
-const GIVEN: &str = "shoal pages given 1";
+const MAGIC: &[u8; 4] = b"SHP2";
+const PERMIT: &str = "shoal pages permit 2";
+const GIVEN: &str = "shoal pages given 2";
+const PIECE_GIVEN: &str = "shoal pages piece 2";
 const ROW_LEN: usize = 1 + 32;
 
 /// A requester's word that one node may have the state of one of its beginnings from another.
@@ -128,57 +135,111 @@ impl Permit {
     }
 }
 
-/// What stands before the steps and the state.
+/// What stands before the steps and the pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// Bytes of the state as it is.
     pub raw_bytes: u32,
-    /// Bytes that it travels as.
-    pub packed_bytes: u32,
-    /// The holder's, over the permit's beginning and everything that follows.
+    /// The holder's, over the permit's beginning, this and the steps.
     pub signature: [u8; 64],
 }
 
 impl Head {
-    /// The head of these steps and this state, signed by the holder.
-    pub fn sign(holder: &Identity, permit: &Permit, raw_bytes: u32, steps: &[u8], packed: &[u8]) -> Self {
-        let packed_bytes = u32::try_from(packed.len()).unwrap_or(u32::MAX);
-        let head = Self { raw_bytes, packed_bytes, signature: [0; 64] };
-        Self { signature: holder.sign(GIVEN, &head.said(permit, steps, packed)), ..head }
+    /// The head of these steps and a state of so many bytes, signed by the holder.
+    pub fn sign(holder: &Identity, permit: &Permit, raw_bytes: u32, steps: &[u8]) -> Self {
+        let head = Self { raw_bytes, signature: [0; 64] };
+        Self { signature: holder.sign(GIVEN, &head.said(permit, steps)), ..head }
     }
 
     /// Whether the holder that the permit names gave these.
-    pub fn is_of(&self, permit: &Permit, steps: &[u8], packed: &[u8]) -> bool {
-        identity::verify(permit.holder, GIVEN, &self.said(permit, steps, packed), &self.signature)
+    pub fn is_of(&self, permit: &Permit, steps: &[u8]) -> bool {
+        identity::verify(permit.holder, GIVEN, &self.said(permit, steps), &self.signature)
     }
 
-    fn said(&self, permit: &Permit, steps: &[u8], packed: &[u8]) -> Vec<u8> {
+    fn said(&self, permit: &Permit, steps: &[u8]) -> Vec<u8> {
         let mut to = Writer::new();
         permit.beginning.write(&mut to);
-        to.u32(self.raw_bytes).u32(self.packed_bytes);
-        to.bytes(blake3::hash(steps).as_bytes()).bytes(blake3::hash(packed).as_bytes());
+        to.u32(self.raw_bytes).bytes(blake3::hash(steps).as_bytes());
         to.finish()
     }
 
     /// The bytes.
     pub fn write(&self) -> Vec<u8> {
         let mut to = Writer::new();
-        to.bytes(MAGIC).u32(self.raw_bytes).u32(self.packed_bytes).bytes(&self.signature);
+        to.bytes(MAGIC).u32(self.raw_bytes).bytes(&self.signature);
         to.finish()
     }
 
     /// Reads what [`Head::write`] wrote.
     ///
     /// # Errors
-    /// When it is no head, or of more bytes than [`MAX_RAW`] and [`MAX_PACKED`].
+    /// When it is no head, or of more bytes than [`MAX_STATE`].
     pub fn read(bytes: &[u8; HEAD_LEN]) -> Result<Self, Malformed> {
         let mut from = Reader::new(bytes);
         if &from.array()? != MAGIC {
             return Err(Malformed("pages: magic"));
         }
-        let head = Self { raw_bytes: from.u32()?, packed_bytes: from.u32()?, signature: from.array()? };
-        if head.raw_bytes as usize > MAX_RAW || head.packed_bytes as usize > MAX_PACKED {
+        let head = Self { raw_bytes: from.u32()?, signature: from.array()? };
+        if head.raw_bytes as usize > MAX_STATE {
             return Err(Malformed("pages: length"));
+        }
+        from.finish().map(|()| head)
+    }
+
+    /// Where the pieces of the state start, and how many bytes of it each has.
+    pub fn pieces(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
+        pieces(self.raw_bytes)
+    }
+}
+
+/// Where the pieces of a state of so many bytes start, and how many bytes of it each has.
+pub fn pieces(raw_bytes: u32) -> impl Iterator<Item = (u32, u32)> {
+    (0..raw_bytes).step_by(PIECE).map(move |start| (start, (raw_bytes - start).min(PIECE as u32)))
+}
+
+/// What stands before a packed piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PieceHead {
+    /// Bytes that it travels as.
+    pub packed_bytes: u32,
+    /// The holder's, over what it said in the head, where the piece starts and its packed bytes.
+    pub signature: [u8; 64],
+}
+
+impl PieceHead {
+    /// The head of the piece that starts at byte `start` of the state, signed by the holder.
+    pub fn sign(holder: &Identity, head: &Head, start: u32, packed: &[u8]) -> Self {
+        let packed_bytes = u32::try_from(packed.len()).unwrap_or(u32::MAX);
+        Self { packed_bytes, signature: holder.sign(PIECE_GIVEN, &Self::said(head, start, packed)) }
+    }
+
+    /// Whether the holder that the permit names gave this piece of what `head` stands before.
+    pub fn is_of(&self, permit: &Permit, head: &Head, start: u32, packed: &[u8]) -> bool {
+        identity::verify(permit.holder, PIECE_GIVEN, &Self::said(head, start, packed), &self.signature)
+    }
+
+    fn said(head: &Head, start: u32, packed: &[u8]) -> Vec<u8> {
+        let mut to = Writer::new();
+        to.bytes(&head.signature).u32(start).bytes(blake3::hash(packed).as_bytes());
+        to.finish()
+    }
+
+    /// The bytes.
+    pub fn write(&self) -> Vec<u8> {
+        let mut to = Writer::new();
+        to.u32(self.packed_bytes).bytes(&self.signature);
+        to.finish()
+    }
+
+    /// Reads what [`PieceHead::write`] wrote.
+    ///
+    /// # Errors
+    /// When it is of more bytes than [`MAX_PACKED`].
+    pub fn read(bytes: &[u8; PIECE_HEAD_LEN]) -> Result<Self, Malformed> {
+        let mut from = Reader::new(bytes);
+        let head = Self { packed_bytes: from.u32()?, signature: from.array()? };
+        if head.packed_bytes as usize > MAX_PACKED {
+            return Err(Malformed("pages: length of a piece"));
         }
         from.finish().map(|()| head)
     }
@@ -243,13 +304,26 @@ mod tests {
         let steps = write_steps(rows.iter().map(|[input, output]| [input, output]));
         assert_eq!(read_steps(&steps, 48).unwrap(), rows);
         assert!(read_steps(&steps, 47).is_err() && read_steps(&steps[1..], 48).is_err());
-        let head = Head::sign(&holder, &permit, 900, &steps, b"packed");
+        let raw_bytes = 2 * PIECE as u32 + 900;
+        let head = Head::sign(&holder, &permit, raw_bytes, &steps);
         let bytes: [u8; HEAD_LEN] = head.write().try_into().unwrap();
         assert_eq!(Head::read(&bytes).unwrap(), head);
-        assert!(head.is_of(&permit, &steps, b"packed"));
-        assert!(!head.is_of(&permit, &steps, b"packet") && !head.is_of(&permit, &steps[66..], b"packed"));
-        assert!(!Head { raw_bytes: 901, ..head }.is_of(&permit, &steps, b"packed"));
-        let long = Head { packed_bytes: MAX_PACKED as u32 + 1, ..head };
+        assert!(head.is_of(&permit, &steps) && !head.is_of(&permit, &steps[66..]));
+        assert!(!Head { raw_bytes: 901, ..head }.is_of(&permit, &steps));
+        let long = Head { raw_bytes: MAX_STATE as u32 + 1, ..head };
         assert!(Head::read(&long.write().try_into().unwrap()).is_err());
+
+        let size = PIECE as u32;
+        assert_eq!(head.pieces().collect::<Vec<_>>(), [(0, size), (size, size), (2 * size, 900)]);
+        assert_eq!(pieces(0).count(), 0);
+        let piece = PieceHead::sign(&holder, &head, size, b"packed");
+        let bytes: [u8; PIECE_HEAD_LEN] = piece.write().try_into().unwrap();
+        assert_eq!(PieceHead::read(&bytes).unwrap(), piece);
+        assert!(piece.is_of(&permit, &head, size, b"packed"));
+        assert!(!piece.is_of(&permit, &head, size, b"packet") && !piece.is_of(&permit, &head, 0, b"packed"));
+        let other = Head::sign(&holder, &permit, raw_bytes + 1, &steps);
+        assert!(!piece.is_of(&permit, &other, size, b"packed"), "of another state");
+        let long = PieceHead { packed_bytes: MAX_PACKED as u32 + 1, ..piece };
+        assert!(PieceHead::read(&long.write().try_into().unwrap()).is_err());
     }
 }

@@ -93,7 +93,7 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
     row(
         Resource::Pages,
         [64 * MIB, 48 * MIB, 32 * MIB],
-        "a state of 13 MiB and its digests: two at a time for a peer, four for all, each over in seconds",
+        "two pieces of a state, 8 MiB, on their way: three states at a time for a peer, seven for all, each for a minute at most",
     ),
     row(
         Resource::StandbyBytes,

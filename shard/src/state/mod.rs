@@ -16,13 +16,14 @@
 //! `tag` names model, layers and rotation (see [`crate::executor::Executor::state_tag`]): the state of one model means nothing
 //! to another. `kinds` is a digest of what kind of state each layer has.
 //!
-//! [`prefix`] keeps finished sessions for prompts that begin alike.
+//! [`pieces`] reads and restores it a piece at a time. [`prefix`] keeps finished sessions for prompts that begin alike.
 
 mod beside;
 pub mod evicting;
 pub(crate) mod look;
 mod nothing;
 pub mod paged;
+pub mod pieces;
 pub mod prefix;
 pub mod recurrent;
 
@@ -35,6 +36,7 @@ pub use beside::Beside;
 pub use evicting::Evicting;
 pub use nothing::Nothing;
 pub use paged::Paged;
+pub use pieces::{SnapshotReader, SnapshotWriter};
 pub use prefix::PrefixCache;
 pub use recurrent::Recurrent;
 
@@ -326,11 +328,7 @@ impl SessionState {
     /// [`Error::Invalid`] when the device does not give its memory.
     pub fn snapshot(&self) -> Result<Vec<u8>> {
         let mut out = Vec::with_capacity(self.snapshot_len(self.len));
-        out.extend(MAGIC);
-        out.extend(self.tag.to_le_bytes());
-        out.extend((self.layers.len() as u32).to_le_bytes());
-        out.extend(self.kinds().to_le_bytes());
-        out.extend((self.len as u64).to_le_bytes());
+        out.extend(self.header());
         self.layers.iter().try_for_each(|layer| layer.snapshot(self.len, &mut out))?;
         Ok(out)
     }
@@ -351,6 +349,9 @@ impl SessionState {
     pub fn restore(&mut self, bytes: &[u8]) -> Result<()> {
         self.clear();
         let len = self.check_header(bytes)?;
+        if bytes.len() != self.snapshot_len(len) {
+            return Err(Error::malformed("snapshot: length", "does not fit the number of positions"));
+        }
         self.reserve(len)?;
         let mut rest = &bytes[HEADER..];
         for index in 0..self.layers.len() {
@@ -389,6 +390,21 @@ impl SessionState {
         u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
     }
 
+    fn header(&self) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        let parts: [&[u8]; 5] = [
+            MAGIC,
+            &self.tag.to_le_bytes(),
+            &(self.layers.len() as u32).to_le_bytes(),
+            &self.kinds().to_le_bytes(),
+            &(self.len as u64).to_le_bytes(),
+        ];
+        let bytes = parts.into_iter().flatten();
+        header.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        header
+    }
+
+    /// How many positions follow a header, which may have more behind it.
     fn check_header(&self, bytes: &[u8]) -> Result<usize> {
         let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
         if bytes.len() < HEADER || &bytes[..4] != MAGIC {
@@ -408,9 +424,6 @@ impl SessionState {
         if len > self.limit {
             let limit = self.limit;
             return Err(Error::invalid(format!("the snapshot has {len} positions, the context {limit}")));
-        }
-        if bytes.len() != self.snapshot_len(len) {
-            return Err(Error::malformed("snapshot: length", "does not fit the number of positions"));
         }
         Ok(len)
     }

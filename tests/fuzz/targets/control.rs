@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, MAX_SETTLED, Refusal};
 use p2p::wire::delegate::{Event, Kind, Prefix, Request};
-use p2p::wire::pages::{Head, MAX_PACKED, MAX_RAW, Permit, STEP_LEN, read_steps, write_steps};
+use p2p::wire::pages::{Head, MAX_PACKED, MAX_STATE, Permit, PieceHead, STEP_LEN, read_steps, write_steps};
 use scheduler::capability::MAX_LAYERS;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -50,7 +50,14 @@ fn pages(bytes: &[u8]) {
     let Some((head, steps)) = bytes.split_first_chunk() else { return };
     if let Ok(read) = Head::read(head) {
         assert_eq!(read.write(), head);
-        assert!(read.raw_bytes as usize <= MAX_RAW && read.packed_bytes as usize <= MAX_PACKED);
+        assert!(read.raw_bytes as usize <= MAX_STATE);
+        assert_eq!(read.pieces().map(|(_, bytes)| bytes).sum::<u32>(), read.raw_bytes);
+    }
+    if let Some((piece, _)) = bytes.split_first_chunk()
+        && let Ok(read) = PieceHead::read(piece)
+    {
+        assert_eq!(read.write(), piece);
+        assert!(read.packed_bytes as usize <= MAX_PACKED);
     }
     if let Ok(rows) = read_steps(steps, (steps.len() / STEP_LEN) as u32) {
         assert_eq!(write_steps(rows.iter().map(|[input, output]| [input, output])), steps);

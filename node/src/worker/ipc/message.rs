@@ -85,7 +85,7 @@ pub enum Ask {
         /// How many positions.
         positions: u32,
     },
-    /// What was kept of a range of an ended session, packed. Answered by [`Tell::Exported`].
+    /// A piece of what was kept of a range of an ended session, packed. Answered by [`Tell::Exported`].
     Export {
         /// Echoed.
         id: u64,
@@ -95,14 +95,19 @@ pub enum Ask {
         first: u32,
         /// How many positions of it.
         positions: u32,
+        /// The byte of the state that the piece starts with.
+        start: u32,
     },
-    /// Keep a packed state, the payload, as that of an ended session. Answered by [`Tell::Opened`].
+    /// Keep a state as that of an ended session; the payload is the next packed piece of it. Answered by [`Tell::Opened`], with its positions
+    /// when it was the last piece and 0 before.
     Import {
         /// Echoed.
         id: u64,
         /// Of what it is, as if it were to be opened.
         open: Open,
-        /// Bytes of it as it is.
+        /// The byte of the state that the piece starts with.
+        start: u32,
+        /// Bytes of the whole state.
         raw_bytes: u32,
     },
     /// Draft for a session from now on. Answered by [`Tell::Opened`].
