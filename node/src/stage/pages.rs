@@ -29,7 +29,7 @@ use p2p::{
         control::{Lease, Source},
         pages::{
             HEAD_LEN, Head, MAX_PACKED, MAX_WORTH_MS, PIECE_HEAD_LEN, Permit, PieceHead, REQUEST_LEN,
-            STEP_LEN, pieces, read_steps, write_steps,
+            STEP_LEN, read_steps, write_steps,
         },
         prefix::{EVERY, names},
         receipt::Row,
@@ -270,7 +270,7 @@ impl Lender {
         stream.write_all(&head.write()).await.map_err(text)?;
         stream.write_all(&steps).await.map_err(text)?;
         let (mut bytes, mut ready) = (0, Some(first));
-        let starts: Vec<u32> = pieces(raw_bytes).map(|(start, _)| start).collect();
+        let starts: Vec<u32> = head.pieces().map(|(start, _)| start).collect();
         for (at, start) in starts.iter().enumerate() {
             #[cfg_attr(not(debug_assertions), allow(unused_mut))]
             let (whole, mut packed) = ready.take().ok_or("a piece is missing")?;

@@ -17,8 +17,8 @@
 //!
 //! Nothing here has to be believed. The inputs must have the name that the requester computed from its own log, the
 //! outputs the one of [`super::control::Source::outputs`], so a stage that goes on from them signs for nothing that the requester does not know. What the
-//! state itself is worth shows when rows are computed on it. Nothing
-//! is read on that its holder has not signed, and its signatures over all of it stay as evidence.
+//! state itself is worth shows when rows are computed on it. Nothing is read on that its holder has
+//! not signed, and its signatures over all of it stay as evidence.
 
 use scheduler::NodeId;
 
@@ -188,13 +188,9 @@ impl Head {
 
     /// Where the pieces of the state start, and how many bytes of it each has.
     pub fn pieces(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
-        pieces(self.raw_bytes)
+        let raw_bytes = self.raw_bytes;
+        (0..raw_bytes).step_by(PIECE).map(move |start| (start, (raw_bytes - start).min(PIECE as u32)))
     }
-}
-
-/// Where the pieces of a state of so many bytes start, and how many bytes of it each has.
-pub fn pieces(raw_bytes: u32) -> impl Iterator<Item = (u32, u32)> {
-    (0..raw_bytes).step_by(PIECE).map(move |start| (start, (raw_bytes - start).min(PIECE as u32)))
 }
 
 /// What stands before a packed piece.
@@ -315,7 +311,7 @@ mod tests {
 
         let size = PIECE as u32;
         assert_eq!(head.pieces().collect::<Vec<_>>(), [(0, size), (size, size), (2 * size, 900)]);
-        assert_eq!(pieces(0).count(), 0);
+        assert_eq!(Head { raw_bytes: 0, ..head }.pieces().count(), 0);
         let piece = PieceHead::sign(&holder, &head, size, b"packed");
         let bytes: [u8; PIECE_HEAD_LEN] = piece.write().try_into().unwrap();
         assert_eq!(PieceHead::read(&bytes).unwrap(), piece);
