@@ -48,7 +48,7 @@ pub const STEP_LEN: usize = 2 * ROW_LEN;
 pub const MAX_WORTH_MS: u32 = 60_000;
 
 const MAGIC: &[u8; 4] = b"SHP2";
-const PERMIT: &str = "shoal pages permit 2";
+const PERMIT: &str = "shoal pages permit 1";
 const GIVEN: &str = "shoal pages given 2";
 const PIECE_GIVEN: &str = "shoal pages piece 2";
 const ROW_LEN: usize = 1 + 32;
