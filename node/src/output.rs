@@ -1,4 +1,4 @@
-//! How commands talk: JSON lines on standard output, progress on standard error when a person watches.
+//! How commands talk: JSON lines on standard output, progress on standard error, drawn where a person watches.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::{Error, Result};
@@ -34,11 +34,25 @@ pub fn text(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// A bar on standard error that appears only where a person watches and the work has taken a moment.
+/// A bar on standard error that appears where a person watches and the work has taken a moment; elsewhere, as in the log of
+/// a job, a line every half minute.
 pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
     let bar = ProgressBar::new(total);
     if !io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
+        bar.set_message(what);
+        let watched = bar.downgrade();
+        // Without the thread nothing is said, and all is done.
+        let _ = thread::Builder::new().name("progress".into()).spawn(move || {
+            loop {
+                thread::sleep(QUIET);
+                match watched.upgrade() {
+                    Some(bar) if !bar.is_finished() => eprintln!("{}", line(&bar, bytes)),
+                    _ => return,
+                }
+            }
+        });
+        return bar;
     }
     let counts = if bytes { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len} {per_sec}" };
     if let Ok(style) = ProgressStyle::with_template(&format!("{{msg}} [{{bar:30}}] {counts} eta {{eta}}")) {
@@ -47,6 +61,17 @@ pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
     bar.set_message(what);
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+/// How often a log hears of long work.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// Where the work of a bar is.
+fn line(bar: &ProgressBar, bytes: bool) -> String {
+    let count = |n: u64| if bytes { HumanBytes(n).to_string() } else { HumanCount(n).to_string() };
+    let (done, all) = (count(bar.position()), bar.length().filter(|all| *all > 0).map(count));
+    let of = all.map_or_else(String::new, |all| format!(" of {all}, {} left", HumanDuration(bar.eta())));
+    format!("{}: {done}{of}", bar.message())
 }
 
 /// Work shorter than this is over before a person wonders.
@@ -130,4 +155,23 @@ pub fn qr(code: &str) -> Option<qrcode::QrCode> {
 /// Bytes as a person reads them.
 pub fn human_bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_hears_where_long_work_is() {
+        let bar = ProgressBar::hidden();
+        bar.set_message("converting");
+        bar.inc(3 << 20);
+        assert_eq!(line(&bar, true), "converting: 3.00 MiB");
+        bar.set_length(4 << 20);
+        let said = line(&bar, true);
+        assert!(said.starts_with("converting: 3.00 MiB of 4.00 MiB, ") && said.ends_with(" left"), "{said}");
+        bar.set_position(1_200);
+        bar.set_length(4_000);
+        assert!(line(&bar, false).starts_with("converting: 1,200 of 4,000, "));
+    }
 }
