@@ -17,7 +17,7 @@ use super::{
     load::Loaded,
     refused,
     sample_loop::SampleLoop,
-    transit::{Arriving, Transit},
+    transit::{self, Arriving, Transit},
 };
 use crate::{state_store::file::Whose, worker::Fault};
 
@@ -292,7 +292,7 @@ impl<'m> Sessions<'m> {
         let open = self.held.get(&key).and_then(|held| held.state.share(positions));
         let open = open.filter(|open| open.len() == positions).ok_or_else(gone)?;
         let kept = self.kept.lend((ended, key.1), positions, now).ok_or_else(gone)?;
-        Ok(open.snapshot().map_err(refused)? == kept.snapshot().map_err(refused)?)
+        transit::are_same(open, kept)
     }
 
     /// Takes a packed piece of another node's state, from byte `start` of `raw_bytes` on. The last one makes it that of an ended session, if

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, time::Duration, time::Instant};
 
-use p2p::wire::pages::{MAX_STATE, PIECE};
+use p2p::wire::pages::{MAX_STATE, MAX_WORTH_MS, PIECE};
 use scheduler::{LayerRange, SessionId};
 use shard::{
     round::Rounding,
@@ -21,8 +21,8 @@ use crate::byte_planes::{pack, unpack};
 
 /// States that arrive at once: as many as the governor lets a node transfer ([`scheduler::governor::Resource::Pages`]).
 const MOST: usize = 8;
-/// Far longer than the daemon waits between two pieces.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The daemon has given a transfer up by then, however slow the line.
+const PATIENCE: Duration = Duration::from_millis(MAX_WORTH_MS as u64);
 
 /// What is on its way.
 #[derive(Default)]
@@ -152,4 +152,23 @@ impl Transit {
         self.leaving.take_if(|it| late(it.touched));
         self.arriving.retain(|_, it| !late(it.touched));
     }
+}
+
+/// Whether two states are the same bit for bit, looked at a piece at a time.
+///
+/// # Errors
+/// [`Fault::Refused`] when a device does not give its memory.
+pub(super) fn are_same(one: SessionState, other: SessionState) -> Result<bool, Fault> {
+    let (mut one, mut other) = (SnapshotReader::new(one), SnapshotReader::new(other));
+    let bytes = one.bytes();
+    if other.bytes() != bytes {
+        return Ok(false);
+    }
+    for start in (0..bytes).step_by(PIECE) {
+        let piece = start..bytes.min(start + PIECE);
+        if one.read(piece.clone()).map_err(refused)? != other.read(piece).map_err(refused)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
