@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::{Error, Result};
@@ -37,10 +37,9 @@ pub fn text(text: &str) -> Result<()> {
 /// A bar on standard error that appears where a person watches and the work has taken a moment; elsewhere, as in the log of
 /// a job, a line every half minute.
 pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
-    let bar = ProgressBar::new(total);
+    let bar = ProgressBar::new(total).with_message(what);
     if !io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
-        bar.set_message(what);
         let watched = bar.downgrade();
         // Without the thread nothing is said, and all is done.
         let _ = thread::Builder::new().name("progress".into()).spawn(move || {
@@ -58,7 +57,6 @@ pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template(&format!("{{msg}} [{{bar:30}}] {counts} eta {{eta}}")) {
         bar.set_style(style.progress_chars("=> "));
     }
-    bar.set_message(what);
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
@@ -68,7 +66,7 @@ const QUIET: Duration = Duration::from_secs(30);
 
 /// Where the work of a bar is.
 fn line(bar: &ProgressBar, bytes: bool) -> String {
-    let count = |n: u64| if bytes { HumanBytes(n).to_string() } else { HumanCount(n).to_string() };
+    let count = |n: u64| if bytes { human_bytes(n) } else { HumanCount(n).to_string() };
     let (done, all) = (count(bar.position()), bar.length().filter(|all| *all > 0).map(count));
     let of = all.map_or_else(String::new, |all| format!(" of {all}, {} left", HumanDuration(bar.eta())));
     format!("{}: {done}{of}", bar.message())

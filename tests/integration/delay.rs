@@ -138,6 +138,17 @@ fn figures_at_fifty_milliseconds_one_way() {
     );
 }
 
+/// Waits until the nodes of a swarm have loaded and answer.
+pub(super) fn settle(asks: &Node, mode: &str) {
+    // They load their models, and what others hold is heard of a little later than they are. Asked at once, a node that is busy
+    // loading seems dead and is dialed once more, beside the wire.
+    thread::sleep(Duration::from_secs(5));
+    let hello = json!({"messages": [{"role": "user", "content": "Hi"}], "mode": mode, "max_tokens": 2});
+    while http::ask(asks, "POST", "/v1/chat/completions", &hello).status != 200 {
+        thread::sleep(Duration::from_millis(500));
+    }
+}
+
 /// Tokens a second of `streams` answers at once through the API of `asks`, and the longest of them, s.
 fn answers(asks: &Node, mode: &str, streams: usize, tokens: usize) -> (f64, f64) {
     let began = Instant::now();
@@ -177,13 +188,7 @@ fn figures_of_streams() {
     let delays = std::env::var("SHOAL_DELAYS").unwrap_or_else(|_| "0,100".into());
     println!("| where | one answer, tok/s | {streams} answers, tok/s |\n|---|---|---|");
     let row = |place: &str, asks: &Node, mode: &str| {
-        // They load their models, and what others hold is heard of a little later than they are. Asked at once, a node that is busy
-        // loading seems dead and is dialed once more, beside the wire.
-        thread::sleep(Duration::from_secs(5));
-        let hello = json!({"messages": [{"role": "user", "content": "Hi"}], "mode": mode, "max_tokens": 2});
-        while http::ask(asks, "POST", "/v1/chat/completions", &hello).status != 200 {
-            thread::sleep(Duration::from_millis(500));
-        }
+        settle(asks, mode);
         let (one, _) = answers(asks, mode, 1, tokens);
         let (all, s) = answers(asks, mode, streams, tokens);
         println!("| {place} | {one:.2} | {all:.2} ({:.1}x, {s:.1} s) |", all / one);

@@ -383,14 +383,7 @@ fn figures_of_drafts() {
     asks.meets(2);
     b.meets(1);
     agree(&asks);
-    // What the nodes hold is heard of a little later than they are; asked while it loads, a node seems dead and is dialed
-    // beside the wire.
-    std::thread::sleep(Duration::from_secs(5));
-    let body =
-        json!({"messages": [{"role": "user", "content": "Hello"}], "mode": "boomerang", "max_tokens": 2});
-    while http::ask(&asks, "POST", "/v1/chat/completions", &body).status != 200 {
-        std::thread::sleep(Duration::from_millis(500));
-    }
+    super::delay::settle(&asks, "boomerang");
     println!(
         "| one way | text | no drafts, tok/s | drafts, tok/s | ratio | tokens a pass | right of drafted |\n|---|---|---|---|---|---|---|"
     );
