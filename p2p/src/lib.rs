@@ -92,6 +92,8 @@ mod transport;
 mod waiting_room;
 #[cfg(feature = "net")]
 mod watch;
+#[cfg(feature = "net")]
+mod woken;
 
 #[cfg(feature = "net")]
 pub use config::{Config, LinkConfig, Reach, SwarmId, VERSION};

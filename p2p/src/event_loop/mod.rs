@@ -40,6 +40,7 @@ use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
 use crate::transport;
 use crate::wire::control::Ask;
+use crate::woken::Woken;
 use outbox::Outbox;
 use standing::Way;
 
@@ -195,7 +196,7 @@ impl News {
 }
 
 struct EventLoop {
-    swarm: Swarm<Behaviour>,
+    swarm: Swarm<Woken<Behaviour>>,
     governor: Governor,
     local: Local,
     commands: mpsc::Receiver<Command>,
@@ -265,7 +266,7 @@ fn build(
     let now = Instant::now();
     let (reporter, reports) = mpsc::channel(MAX_REPORTS);
     Ok(EventLoop {
-        swarm: Swarm::new(transport, behaviour, me, settings),
+        swarm: Swarm::new(transport, Woken::new(behaviour), me, settings),
         governor,
         local: Local {
             links,

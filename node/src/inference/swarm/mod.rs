@@ -227,7 +227,7 @@ impl Inference for Swarmed {
             let why = "cannot change while the node runs: restart it with another --memory or --threads";
             return Err(Failure::invalid(field, why));
         }
-        let mut contribution = self.0.board.view()?.snapshot.contribution;
+        let mut contribution = self.0.board.view()?.snapshot.contribution.clone();
         if let Some(paused) = change.paused {
             let shared = self.0.clone();
             contribution.paused = paused;

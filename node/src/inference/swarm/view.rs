@@ -29,7 +29,7 @@ const VERDICTS: usize = 64;
 
 /// The last view, the prompts in flight, and who wants to hear of both.
 pub(super) struct Board {
-    seen: Mutex<Result<View, Failure>>,
+    seen: Mutex<Result<Arc<View>, Failure>>,
     pipelines: Mutex<BTreeMap<String, Pipeline>>,
     verdicts: Mutex<VecDeque<Verdict>>,
     /// The modes and names as readers were last told of them: the owner changes them beside the view.
@@ -52,7 +52,7 @@ impl Board {
         }
     }
 
-    pub(super) fn view(&self) -> Result<View, Failure> {
+    pub(super) fn view(&self) -> Result<Arc<View>, Failure> {
         lock(&self.seen).clone()
     }
 
@@ -103,7 +103,7 @@ impl Board {
     /// Everything, as the page wants it.
     pub(super) fn snapshot(&self, shared: &SwarmState) -> SwarmSnapshot {
         let (mut snapshot, conducts) = match self.view() {
-            Ok(view) => (view.snapshot, view.own.conducts),
+            Ok(view) => (view.snapshot.clone(), view.own.conducts),
             Err(failure) => {
                 let (version, reason) = (env!("CARGO_PKG_VERSION").into(), Some(failure.to_string()));
                 (SwarmSnapshot { version, reason, ..SwarmSnapshot::default() }, false)
@@ -133,7 +133,7 @@ impl Board {
     /// Takes a view in and tells what is new in it.
     fn take(&self, next: Result<View, Failure>, shared: &SwarmState) {
         let before = self.snapshot(shared);
-        *lock(&self.seen) = next;
+        *lock(&self.seen) = next.map(Arc::new);
         let after = self.snapshot(shared);
         if before.nodes.is_empty() != after.nodes.is_empty() || before.me != after.me {
             return self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after) });
