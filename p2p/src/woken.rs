@@ -14,9 +14,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::task::AtomicWaker;
+use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::core::upgrade::{InboundUpgrade, UpgradeInfo};
-use libp2p::core::Endpoint;
 use libp2p::swarm::handler::{
     ConnectionEvent, ConnectionHandler, ConnectionHandlerEvent, FullyNegotiatedInbound, ListenUpgradeError,
 };
@@ -322,5 +322,129 @@ impl<U: InboundUpgradeSend, I: Send + 'static> InboundUpgrade<Stream> for Accept
                 Err(error) => Err(Some((error, info))),
             })
             .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use libp2p::StreamProtocol;
+    use libp2p::core::upgrade::ReadyUpgrade;
+    use libp2p::swarm::handler::{AddressChange, ProtocolSupport};
+
+    use super::*;
+
+    const NAME: StreamProtocol = StreamProtocol::new("/counted/1");
+
+    /// Counts what it is asked, says as much as it is told to, and can be woken from outside.
+    #[derive(Default)]
+    struct Counted {
+        polled: usize,
+        listened: Arc<AtomicUsize>,
+        to_say: usize,
+        waker: Option<Waker>,
+    }
+
+    impl ConnectionHandler for Counted {
+        type FromBehaviour = usize;
+        type ToBehaviour = ();
+        type InboundProtocol = ReadyUpgrade<StreamProtocol>;
+        type OutboundProtocol = ReadyUpgrade<StreamProtocol>;
+        type InboundOpenInfo = usize;
+        type OutboundOpenInfo = ();
+
+        fn listen_protocol(&self) -> SubstreamProtocol<Self::InboundProtocol, usize> {
+            let number = self.listened.fetch_add(1, Ordering::Relaxed);
+            SubstreamProtocol::new(ReadyUpgrade::new(NAME), number)
+        }
+
+        fn poll(
+            &mut self,
+            cx: &mut Context<'_>,
+        ) -> Poll<ConnectionHandlerEvent<Self::OutboundProtocol, (), ()>> {
+            self.polled += 1;
+            if self.to_say > 0 {
+                self.to_say -= 1;
+                return Poll::Ready(ConnectionHandlerEvent::ReportRemoteProtocols(ProtocolSupport::Added(
+                    Default::default(),
+                )));
+            }
+            self.waker = Some(cx.waker().clone());
+            Poll::Pending
+        }
+
+        fn on_behaviour_event(&mut self, more: usize) {
+            self.to_say += more;
+        }
+
+        fn on_connection_event(
+            &mut self,
+            _: ConnectionEvent<Self::InboundProtocol, Self::OutboundProtocol, usize, ()>,
+        ) {
+        }
+    }
+
+    #[derive(Default)]
+    struct Connection(AtomicUsize);
+
+    impl Wake for Connection {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_handler_is_polled_when_it_was_woken_or_told_something() {
+        let connection = Arc::new(Connection::default());
+        let waker = Waker::from(connection.clone());
+        let mut cx = Context::from_waker(&waker);
+        let mut handler = Handler::new(Counted::default());
+        for _ in 0..3 {
+            assert!(handler.poll(&mut cx).is_pending());
+        }
+        assert_eq!(handler.inner.polled, 1, "a new one has something to say, maybe, and then nothing");
+
+        handler.on_behaviour_event(2);
+        assert!(handler.poll(&mut cx).is_ready() && handler.poll(&mut cx).is_ready());
+        assert!(handler.poll(&mut cx).is_pending() && handler.poll(&mut cx).is_pending());
+        assert_eq!(handler.inner.polled, 4, "until it has said all");
+
+        handler.inner.waker.take().unwrap().wake();
+        assert_eq!(connection.0.load(Ordering::Relaxed), 1, "who polls it is woken");
+        assert!(handler.poll(&mut cx).is_pending() && handler.poll(&mut cx).is_pending());
+        assert_eq!(handler.inner.polled, 5);
+
+        let new_address = Multiaddr::empty();
+        handler
+            .on_connection_event(ConnectionEvent::AddressChange(AddressChange { new_address: &new_address }));
+        assert!(handler.poll(&mut cx).is_pending());
+        assert_eq!(handler.inner.polled, 6);
+    }
+
+    #[test]
+    fn what_is_accepted_is_asked_for_when_it_may_have_changed() {
+        let mut handler = Handler::new(Counted::default());
+        let listened = handler.inner.listened.clone();
+        let names = |handler: &Handler<Counted>| -> Vec<String> {
+            let names = UpgradeInfo::protocol_info(handler.listen_protocol().upgrade());
+            names.map(|name| name.as_ref().to_owned()).collect()
+        };
+        for _ in 0..3 {
+            assert_eq!(names(&handler), [NAME.as_ref()]);
+        }
+        assert_eq!(listened.load(Ordering::Relaxed), 1);
+        handler.on_behaviour_event(0);
+        assert_eq!((names(&handler).len(), listened.load(Ordering::Relaxed)), (1, 2));
+
+        // Two streams that are negotiated at once are upgraded by one each.
+        let (one, ()) = handler.listen_protocol().into_upgrade();
+        let (other, ()) = handler.listen_protocol().into_upgrade();
+        let number = |accepts: &Accepts<_, usize>| accepts.upgrade.lock().unwrap().take().map(|(_, n)| n);
+        assert_eq!((number(&one), number(&other)), (Some(1), Some(2)));
+        drop((one, other));
+        // What is used up is not offered again.
+        let (next, ()) = handler.listen_protocol().into_upgrade();
+        assert_eq!(number(&next), Some(3));
     }
 }

@@ -28,6 +28,7 @@ mod step;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    pin::pin,
     time::Duration,
 };
 
@@ -173,8 +174,12 @@ impl Stage {
             hops: Hops::default(),
             stage: self,
         };
+        let mut expiry = pin!(sleep_until(running.expires()));
         loop {
-            let expires = running.idle_since + running.patience();
+            // A timer that is set at every frame costs as much as the frame: it is moved on when it is due.
+            if running.expires() < expiry.deadline() {
+                expiry.as_mut().reset(running.expires());
+            }
             tokio::select! {
                 biased;
                 Some(output) = doors.outputs.recv() => running.output(output).await,
@@ -182,7 +187,12 @@ impl Stage {
                 Some(arrival) = doors.frames.recv(), if running.is_ready() => running.arrival(arrival).await,
                 _ = beacon.tick() => running.beacon(),
                 _ = look.tick(), if running.jobs == 0 => running.neighbors.look(running.idle_since, running.stage.requester, &running.leases),
-                () = sleep_until(expires) => break,
+                () = &mut expiry => {
+                    if running.expires() <= Instant::now() {
+                        break;
+                    }
+                    expiry.as_mut().reset(running.expires());
+                }
             }
             running.go_through();
             running.settle();
@@ -204,6 +214,11 @@ impl Running {
     fn patience(&self) -> Duration {
         let longest = self.leases.all().map(|lease| lease.ttl_ms).max();
         Duration::from_millis(longest.map_or(5_000, u64::from))
+    }
+
+    /// When the session is over unless something comes for it.
+    fn expires(&self) -> Instant {
+        self.idle_since + self.patience()
     }
 
     /// True when the session is over.

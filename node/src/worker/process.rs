@@ -217,6 +217,8 @@ fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<Receiver<Asked>> {
                     }
                 }
                 Ok(None) => process::exit(0),
+                // A daemon that was killed with answers unread ends its stream so.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => process::exit(0),
                 Err(error) => {
                     eprintln!("error: worker: {error}");
                     process::exit(1);
