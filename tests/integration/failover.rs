@@ -6,32 +6,21 @@
 //!
 //! `SHOAL_FAULTS` sets the number of faults, `SHOAL_SEED` the first seed; each fault prints the seed that repeats it.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    fs,
-    io::{BufRead, BufReader},
-    ops::Range,
-    panic::resume_unwind,
-    process::{Child, Command, Stdio},
-    sync::mpsc::sync_channel,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, ops::Range, panic::resume_unwind, thread};
 
-use harness::{Shoal, binary, node::Node};
+use harness::Shoal;
 use scheduler::rng::Rng;
 use serde_json::Value;
-use tempfile::TempDir;
 
-/// A prompt that has not ended by then hangs.
-const BOUND: Duration = Duration::from_secs(150);
+use crate::{
+    equal_ids,
+    mortal_swarm::{DRAFTS, KINDS, Kind, LAYERS, Swarm, run},
+};
+
 /// A stall that is printed with its history.
 const SLOW_MS: f64 = 1_500.0;
 /// Modes of the shadow, as often as they are drawn. Where no node can follow, it makes no difference.
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
-/// What drafts, as often as it is drawn; `auto` is here what `SHOAL_DRAFT` says.
-const DRAFTS: [&str; 5] = ["auto", "auto", "lookup", "off", "lookup,minnow"];
 /// What rows see and how keys and values are kept, as often as it is drawn.
 const SESSIONS: [&str; 7] = [
     "dense",
@@ -42,21 +31,6 @@ const SESSIONS: [&str; 7] = [
     "window:24/q4",
     "h2o:budget=128,sinks=2,window=32",
 ];
-/// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
-/// differently.
-const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Kind {
-    /// `kill -9` of the node: its worker dies with it.
-    Killed,
-    /// The node's process is frozen: its connections stay open and nothing comes.
-    Frozen,
-    /// `kill -9` of the worker: the node lives and says so.
-    Worker,
-    /// It leaves as a user would let it.
-    Leaves,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Phase {
@@ -67,85 +41,7 @@ enum Phase {
     Between,
 }
 
-const KINDS: [Kind; 4] = [Kind::Killed, Kind::Frozen, Kind::Worker, Kind::Leaves];
 const PHASES: [Phase; 5] = [Phase::Prefill, Phase::First, Phase::Middle, Phase::Last, Phase::Between];
-
-struct Swarm {
-    layers: &'static [&'static str],
-    folder: TempDir,
-    asks: Node,
-    serves: Vec<Node>,
-    /// Commands that send nodes away and have not ended yet.
-    leaves: RefCell<Vec<Child>>,
-}
-
-impl Swarm {
-    fn start(layers: &'static [&'static str]) -> Self {
-        let folder = TempDir::new().unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
-        let asks =
-            Node::start_as(&folder.path().join("home"), &["--ask-only", "--draft", "minnow"], |command| {
-                command.env("SHOAL_LOG", "info,node::request=debug").env("SHOAL_DRAFT", "5:1").stderr(log);
-            });
-        let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
-        swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
-        swarm.asks.meets(layers.len());
-        swarm
-    }
-
-    /// What the node that asks has said lately.
-    fn log(&self) -> String {
-        let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(60)..].join("\n")
-    }
-
-    fn node(&self, index: usize) -> Node {
-        let home = self.folder.path().join(index.to_string());
-        Node::start(&home, &["--layers", self.layers[index], "--peer", self.asks.tcp()])
-    }
-
-    fn strike(&self, index: usize, kind: Kind) {
-        let node = &self.serves[index];
-        let send = |signal: &str, pid: u64| {
-            assert!(Command::new("kill").arg(signal).arg(pid.to_string()).status().unwrap().success());
-        };
-        match kind {
-            Kind::Killed => send("-KILL", u64::from(node.child.id())),
-            Kind::Frozen => send("-STOP", u64::from(node.child.id())),
-            Kind::Worker => send("-KILL", node.ask(&["status"])["worker_pid"].as_u64().unwrap()),
-            Kind::Leaves => {
-                let mut leave = Command::new(binary());
-                leave.arg("leave").arg("--home").arg(&node.home).stdout(Stdio::null());
-                self.leaves.borrow_mut().push(leave.spawn().unwrap());
-            }
-        }
-    }
-
-    /// Ends whatever is left of a node and starts it again.
-    fn restore(&mut self, index: usize) {
-        // Who leaves says good-bye; a command that comes late would send the successor away.
-        for mut leave in self.leaves.take() {
-            let _ = leave.wait();
-        }
-        let _ = self.serves[index].child.kill();
-        let _ = self.serves[index].child.wait();
-        self.serves[index] = self.node(index);
-        self.asks.meets(self.layers.len());
-        // What its predecessor said may still be believed: that it is about to leave, for one.
-        let (node, started) = (&self.serves[index], Instant::now());
-        loop {
-            let peers = self.asks.ask(&["peers"]);
-            let mut of_it =
-                peers["peers"].as_array().unwrap().iter().filter(|p| p["node"] == node.name.as_str());
-            if of_it.any(|p| p["addresses"].as_array().unwrap().iter().any(|a| a == node.tcp())) {
-                return;
-            }
-            assert!(started.elapsed() < BOUND, "its predecessor is believed: {peers}");
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-}
 
 /// What to ask: plain, seeded with everything that depends on the past, and a long prompt.
 fn asks(kind: &str) -> [Vec<String>; 3] {
@@ -159,50 +55,6 @@ fn asks(kind: &str) -> [Vec<String>; 3] {
     let (attention, cache) = kind.split_once('/').unwrap_or((kind, "f16"));
     let kind = ["--attention", attention, "--kv-cache-type", cache].map(str::to_owned);
     [plain, seeded, long].map(|words| [words, kind.to_vec()].concat())
-}
-
-/// Runs a prompt and strikes when the time has come; gives the last line.
-fn run(
-    swarm: &Swarm,
-    ask: &[String],
-    shadow: &str,
-    draft: &str,
-    strike: &mut dyn FnMut(&Value, usize),
-) -> Value {
-    let mut child = Command::new(binary())
-        .args(["run", "--via", "swarm", "--json", "--shadow", shadow, "--draft", draft, "--home"])
-        .arg(&swarm.asks.home)
-        .args(ask)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (send, lines) = sync_channel::<Value>(1_024);
-    let stdout = child.stdout.take().unwrap();
-    thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            let _ = send.send(serde_json::from_str(&line).unwrap());
-        }
-    });
-    let started = Instant::now();
-    let (mut tokens, mut route) = (0, Value::Null);
-    loop {
-        let left = BOUND.saturating_sub(started.elapsed());
-        let line = lines.recv_timeout(left).unwrap_or_else(|_| {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("no end within {BOUND:?}, {tokens} tokens came; route {route}")
-        });
-        match line["event"].as_str() {
-            Some("route") => route = line.clone(),
-            Some("token") => tokens += 1,
-            _ => {}
-        }
-        if line["end"] == true {
-            assert!(child.wait().unwrap().success(), "{line}\n{}", swarm.log());
-            return line;
-        }
-        strike(&route, tokens);
-    }
 }
 
 #[test]
@@ -268,7 +120,7 @@ fn told_in_order(line: &Value, seed: u64) {
 
 /// Strikes a swarm of this layout once for each seed.
 fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Expected) -> Struck {
-    let mut swarm = Swarm::start(layers);
+    let mut swarm = Swarm::start(layers, &[]);
     let mut drafts = (0, 0);
     // What was answered once can be drafted.
     for (ask, expected) in asks("dense").iter().zip(&expected["dense"]) {
@@ -276,6 +128,8 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Exp
         assert_eq!(line["ids"], *expected, "{line}");
     }
     let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
+    let [answers, killed, _] = equal_ids::ask_all(&mut swarm, &[], seeds.start..seeds.start + 1);
+    assert!(answers > 0 && killed > 0, "{answers} answers, {killed} nodes lost");
     for seed in seeds {
         let mut chance = Rng::new(seed);
         // Every pair of kind and phase comes round; who and what is drawn.
@@ -298,22 +152,14 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Exp
             Phase::Between => usize::MAX,
         };
         if phase == Phase::Between {
-            let index = chance.below(swarm.layers.len());
+            let index = chance.below(swarm.serves.len());
             swarm.strike(index, kind);
             victim = Some(index);
         }
         let draft = DRAFTS[Rng::new(!seed).below(DRAFTS.len())];
         let line = run(&swarm, &asks(session)[which], shadow, draft, &mut |route, tokens| {
             if victim.is_none() && tokens >= at && !route.is_null() {
-                let strangers = route["stages"]
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .filter(|s| s["node"] != swarm.asks.name.as_str());
-                let names: Vec<&str> = strangers.map(|stage| stage["node"].as_str().unwrap()).collect();
-                let name = names[stage % names.len()];
-                let index = swarm.serves.iter().position(|node| node.name == name).unwrap();
-                swarm.strike(index, kind);
+                let index = swarm.strike_stage(route, stage, kind);
                 victim = Some(index);
             }
         });
