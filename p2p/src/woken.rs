@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -18,9 +19,9 @@ use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::core::upgrade::{InboundUpgrade, UpgradeInfo};
 use libp2p::swarm::handler::{
-    ConnectionEvent, ConnectionHandler, ConnectionHandlerEvent, FullyNegotiatedInbound, ListenUpgradeError,
+    ConnectionEvent, ConnectionHandler, ConnectionHandlerEvent, FullyNegotiatedInbound, InboundUpgradeSend,
+    ListenUpgradeError, UpgradeInfoSend,
 };
-use libp2p::swarm::handler::{InboundUpgradeSend, UpgradeInfoSend};
 use libp2p::swarm::{
     ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, Stream, SubstreamProtocol, THandler,
     THandlerInEvent, THandlerOutEvent, ToSwarm,
@@ -264,7 +265,7 @@ impl Iterator for Names {
 /// What a handler accepts of a stream that the other end opens, for one stream.
 pub(crate) struct Accepts<U, I> {
     names: Arc<[Name]>,
-    timeout: std::time::Duration,
+    timeout: Duration,
     /// Gone once a stream was negotiated.
     upgrade: Arc<Mutex<Option<(U, I)>>>,
 }

@@ -36,6 +36,14 @@ pub fn data(name: &str) -> PathBuf {
     root().join("tests/data").join(name)
 }
 
+/// The number in the environment variable `name`, or `otherwise` where there is none.
+///
+/// # Panics
+/// When something else is in it.
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |n| n.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
 /// How variables begin that cargo sets for the tests of one package.
 const OF_A_PACKAGE: [&str; 4] =
     ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"];

@@ -16,6 +16,7 @@ use std::{
 use harness::{
     Shoal, binary, http,
     node::Node,
+    number,
     wires::{Mood, Turn, Wires},
 };
 use serde_json::{Value, json};
@@ -179,12 +180,9 @@ fn figures_of_streams() {
         println!("skipped: SHOAL_FIGURES=1 measures, and prints what it measured");
         return;
     }
-    let number = |name: &str, otherwise: usize| {
-        std::env::var(name).map_or(otherwise, |n| n.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-    };
     let model = std::env::var("SHOAL_MODEL").unwrap_or_else(|_| "minnow".into());
-    let (layers, streams) = (number("SHOAL_LAYERS", 8), number("SHOAL_STREAMS", 16));
-    let tokens = number("SHOAL_TOKENS", 64);
+    let (layers, streams) = (number("SHOAL_LAYERS", 8) as usize, number("SHOAL_STREAMS", 16) as usize);
+    let tokens = number("SHOAL_TOKENS", 64) as usize;
     let delays = std::env::var("SHOAL_DELAYS").unwrap_or_else(|_| "0,100".into());
     println!("| where | one answer, tok/s | {streams} answers, tok/s |\n|---|---|---|");
     let row = |place: &str, asks: &Node, mode: &str| {

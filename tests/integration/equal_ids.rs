@@ -1,4 +1,4 @@
-//! Many prompts, greedy and drawn, over every kind of wire, through other cuts, with drafts and deaths on the way: the ids
+//! Many prompts, greedy and drawn, over three kinds of wire, through other cuts, with drafts and deaths on the way: the ids
 //! are those that one machine gives for the same wire and cuts.
 //!
 //! By hand: `SHOAL_PROMPTS` sets the number of prompts and `SHOAL_SEED` the first; the number of a prompt says everything that
@@ -7,7 +7,7 @@
 
 use std::{env, ops::Range, panic::resume_unwind, thread};
 
-use harness::Shoal;
+use harness::{Shoal, number};
 use scheduler::rng::Rng;
 use serde_json::Value;
 
@@ -66,10 +66,6 @@ fn prompt(number: u64) -> String {
     form.replacen("{}", WHO[one], 1).replacen("{}", WHO[other], 1)
 }
 
-fn number(name: &str, otherwise: u64) -> u64 {
-    env::var(name).map_or(otherwise, |n| n.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-}
-
 #[test]
 fn every_way_gives_the_ids_of_one_machine() {
     if env::var_os("SHOAL_PROMPTS").is_none() {
@@ -91,20 +87,12 @@ fn every_way_gives_the_ids_of_one_machine() {
     };
     let half = first + prompts.div_ceil(2);
     let asked = thread::scope(|scope| {
-        let parts = [first..half, half..first + prompts].into_iter().zip(&layouts);
+        let parts = [(first..half, &layouts[0]), (half..first + prompts, &layouts[1])];
         let parts = parts.map(|(seeds, layout)| {
-            let model = model.as_deref();
-            scope.spawn(move || {
-                let layout: Vec<&str> = layout.iter().map(String::as_str).collect();
-                let named: Vec<&str> = model.iter().flat_map(|model| ["--model", model]).collect();
-                ask_all(&mut Swarm::start(&layout, &named), &named, seeds)
-            })
+            let named: Vec<&str> = model.iter().flat_map(|model| ["--model", model.as_str()]).collect();
+            scope.spawn(move || ask_all(&mut Swarm::start(layout, &named), &named, seeds))
         });
-        let parts: Vec<_> = parts.collect();
-        parts
-            .into_iter()
-            .map(|part| part.join().unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect::<Vec<_>>()
+        parts.map(|part| part.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     let [answers, killed, drafted] = [0, 1, 2].map(|at| asked.iter().map(|counts| counts[at]).sum::<u64>());
     println!(

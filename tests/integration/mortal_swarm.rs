@@ -51,7 +51,7 @@ pub(crate) struct Swarm {
 
 impl Swarm {
     /// Nodes that hold these `layers` each, of the model that the arguments `model` name.
-    pub(crate) fn start(layers: &[&str], model: &[&str]) -> Self {
+    pub(crate) fn start(layers: &[impl ToString], model: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
         let drafter: &[&str] = if model.is_empty() { &["--draft", "minnow"] } else { &[] };
@@ -59,7 +59,8 @@ impl Swarm {
         let asks = Node::start_as(&folder.path().join("home"), &args, |command| {
             command.env("SHOAL_LOG", "info,node::request=debug").env("SHOAL_DRAFT", "5:1").stderr(log);
         });
-        let (layers, model) = (owned(layers), owned(model));
+        let layers = layers.iter().map(ToString::to_string).collect();
+        let model = model.iter().map(ToString::to_string).collect();
         let mut swarm = Self { layers, model, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..swarm.layers.len()).map(|index| swarm.node(index)).collect();
         swarm.asks.meets(swarm.layers.len());
@@ -131,10 +132,6 @@ impl Swarm {
             thread::sleep(Duration::from_millis(100));
         }
     }
-}
-
-fn owned(words: &[&str]) -> Vec<String> {
-    words.iter().map(|&word| word.to_owned()).collect()
 }
 
 /// Runs a prompt and strikes when the time has come; gives the last line.
