@@ -166,7 +166,7 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "PATTERN=FORMAT", requires = "format")]
     pub tensor: Vec<String>,
     /// How much each input of each matrix matters, from `shoal eval --imatrix` or llama.cpp (GGUF): errors are weighed by it in q2_k,
-    /// q3_k, q4_k, q5_k, q6_k and iq4_nl
+    /// q3_k, q4_k, q5_k, q6_k, iq4_nl and iq4_xs
     #[arg(long, value_name = "FILE", requires = "format")]
     pub imatrix: Option<PathBuf>,
     /// Threads that quantize [default: physical cores]

@@ -211,8 +211,8 @@ fn open(path: &Path) -> Result<(File, u64)> {
 }
 
 fn format(name: &str) -> Result<&'static Format> {
-    quant::by_name(name).filter(|f| f.quantize.is_some()).ok_or_else(|| {
-        let names: Vec<_> = quant::ALL.iter().filter(|f| f.quantize.is_some()).map(|f| f.name).collect();
+    quant::by_name(name).filter(|f| f.quantizer.is_some()).ok_or_else(|| {
+        let names: Vec<_> = quant::ALL.iter().filter(|f| f.quantizer.is_some()).map(|f| f.name).collect();
         Error::usage(format!("cannot write \"{name}\"; formats that can be written: {}", names.join(", ")))
     })
 }

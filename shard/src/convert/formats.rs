@@ -28,7 +28,7 @@ impl Rule {
             .rsplit_once('=')
             .filter(|(pattern, _)| !pattern.trim_matches('*').is_empty())
             .ok_or_else(|| Error::invalid(format!("`{text}` is not of the form ffn_down=q6_k")))?;
-        let format = quant::by_name(name).filter(|format| format.quantize.is_some());
+        let format = quant::by_name(name).filter(|format| format.quantizer.is_some());
         let format =
             format.ok_or_else(|| Error::invalid(format!("cannot write {name}, which `{text}` wants")))?;
         Ok(Self { pattern: pattern.into(), format })
@@ -111,13 +111,13 @@ pub(super) fn check_importance<'n>(
 ) -> Result<()> {
     let Some(importance) = importance else { return Ok(()) };
     importance.check(names)?;
-    match chosen.iter().any(|format| format.quantize_weighted.is_some()) {
+    match chosen.iter().any(|format| format.weighs()) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
             "no matrix gets a format that takes an importance matrix into account: {}",
             quant::ALL
                 .iter()
-                .filter(|format| format.quantize_weighted.is_some())
+                .filter(|format| format.weighs())
                 .map(|format| format.name)
                 .collect::<Vec<_>>()
                 .join(", ")
@@ -181,16 +181,15 @@ pub(super) fn encode(
     if let Some(bad) = weights.iter().find(|w| !w.is_finite()) {
         return Err(Error::malformed(name, format!("it holds {bad}")));
     }
-    let quantize = format.quantize.ok_or_else(|| Error::unsupported(format!("writing {}", format.name)))?;
     let mut bytes = vec![0; bytes_of(format, weights.len())];
     let of = importance.and_then(|importance| importance.of(name));
-    let (Some(of), Some(weighted)) = (of, format.quantize_weighted) else {
-        quantize(weights, &mut bytes);
+    let Some(of) = of.filter(|_| format.weighs()) else {
+        format.quantize(weights, None, &mut bytes)?;
         return Ok(bytes);
     };
     let rows = weights.chunks_exact(cols).zip(bytes.chunks_exact_mut(bytes_of(format, cols)));
     for (row, (weights, blocks)) in (first..).zip(rows) {
-        weighted(weights, of.row(row, all, cols)?, blocks);
+        format.quantize(weights, Some(of.row(row, all, cols)?), blocks)?;
     }
     Ok(bytes)
 }

@@ -101,10 +101,9 @@ impl HeadParts {
 
 /// Weights as blocks of a format.
 fn blocks(format: &'static Format, weights: &[f32]) -> Result<Vec<u8>> {
-    let quantize = format.quantize.ok_or_else(|| Error::unsupported(format!("writing {}", format.name)))?;
     let bytes = format.row_bytes(weights.len());
     let mut blocks = vec![0; bytes.ok_or_else(|| Error::invalid("rows of a width that has no blocks"))?];
-    quantize(weights, &mut blocks);
+    format.quantize(weights, None, &mut blocks)?;
     Ok(blocks)
 }
 

@@ -8,9 +8,11 @@
 //! byte 8 + j    low nibble of sc[4 + j],    high nibble: low nibble of mn[4 + j]
 //! ```
 
-use super::{half, inverse, nearest, range, to_half, weighed};
+use super::{half, importances, inverse, nearest, range, to_half};
 
 const LEN: usize = 256;
+/// How often units and the pairs of the groups follow from each other at most.
+const ROUNDS: usize = 4;
 
 /// Scale and minimum of group `g`, both 0..=63, from the 12 packed bytes.
 pub(super) fn scale_min(packed: &[u8], g: usize) -> (u8, u8) {
@@ -53,35 +55,70 @@ pub(super) struct Largest {
 ///
 /// Each group's best scale and minimum is searched in f32 ([`Group::best_line`]), all are rounded to the bits that they have of the
 /// block's largest, and around what rounding gives the neighbors are tried, since a scale rounded down goes well
-/// with another minimum.
+/// with another minimum. Then the units that suit all groups by least squares are taken, and again, while errors become smaller.
 pub(super) fn fit<const N: usize>(weights: &[f32], importance: Option<&[f32]>, largest: Largest) -> Fit {
-    let importance = importance.map(|importance| weighed(weights, importance));
-    let of = |g: usize| importance.as_ref().map(|importance| &importance[g * N..(g + 1) * N]);
-    let groups: Vec<Group<N>> = weights
-        .chunks_exact(N)
-        .enumerate()
-        .map(|(g, weights)| Group::new(weights, of(g), largest.code))
-        .collect();
+    let importance = importances(weights, importance);
+    let parts = weights.chunks_exact(N).zip(importance.chunks_exact(N));
+    let groups: Vec<Group<N>> =
+        parts.map(|(weights, importance)| Group::new(weights, importance, largest.code)).collect();
     let lines: Vec<(f32, f32)> = groups.iter().map(Group::best_line).collect();
     let most = f32::from(largest.scale);
     let unit = |of: fn(&(f32, f32)) -> f32| to_half(lines.iter().map(of).fold(0.0, f32::max) / most);
-    let (d, dmin) = (unit(|line| line.0), unit(|line| line.1));
-    let units = (half(&d), half(&dmin));
+    let mut best = fit_units(&groups, &lines, (unit(|line| line.0), unit(|line| line.1)), most);
+    for _ in 1..ROUNDS {
+        let next = fit_units(&groups, &lines, best.better, most);
+        if next.error.total_cmp(&best.error).is_ge() {
+            break;
+        }
+        best = next;
+    }
+    best.fit
+}
 
+/// What units give.
+struct Tried {
+    fit: Fit,
+    error: f32,
+    /// The units that suit the scales, minima and codes by least squares.
+    better: ([u8; 2], [u8; 2]),
+}
+
+/// The pairs and codes of all groups for the units `d` and `dmin`.
+fn fit_units<const N: usize>(
+    groups: &[Group<N>],
+    lines: &[(f32, f32)],
+    (d, dmin): ([u8; 2], [u8; 2]),
+    most: f32,
+) -> Tried {
+    let units = (half(&d), half(&dmin));
     let mut scales = Vec::with_capacity(groups.len());
-    let mut codes = [0; LEN];
-    for ((group, line), codes) in groups.iter().zip(&lines).zip(codes.chunks_exact_mut(N)) {
+    let (mut codes, mut sums) = ([0; LEN], [0.0f32; 6]);
+    for ((group, line), codes) in groups.iter().zip(lines).zip(codes.chunks_exact_mut(N)) {
         let (sc, mn) = group.best_pair(*line, units, most);
         scales.push((sc as u8, mn as u8));
         let (per_scale, min) = (inverse(units.0 * sc), units.1 * mn);
         for (code, &w) in codes.iter_mut().zip(&group.weights) {
             *code = group.code(w + min, per_scale) as u8;
         }
+        let of = group.sum(|weight, importance| {
+            let scaled = sc * group.code(weight + min, per_scale);
+            let off = units.0 * scaled - min - weight;
+            let terms = [off * off, scaled * scaled, scaled * mn, mn * mn, scaled * weight, mn * weight];
+            terms.map(|term| importance * term)
+        });
+        sums.iter_mut().zip(of).for_each(|(sum, of)| *sum += of);
     }
-    Fit { d, dmin, scales, codes }
+    let [error, ss, sm, mm, sw, mw] = sums;
+    let determinant = ss * mm - sm * sm;
+    let (unit, min) = match determinant > 0.0 {
+        true => ((sw * mm - mw * sm) / determinant, (sw * sm - mw * ss) / determinant),
+        false => (sw * inverse(ss), units.1),
+    };
+    let better = (to_half(unit.max(0.0)), to_half(min.max(0.0)));
+    Tried { fit: Fit { d, dmin, scales, codes }, error, better }
 }
 
-/// `N` weights, and how much an error at each counts: large weights matter more, but small ones matter.
+/// `N` weights, and how much an error at each counts.
 struct Group<const N: usize> {
     weights: [f32; N],
     importance: [f32; N],
@@ -89,14 +126,12 @@ struct Group<const N: usize> {
 }
 
 impl<const N: usize> Group<N> {
-    fn new(weights: &[f32], importance: Option<&[f32]>, max_code: u8) -> Self {
-        let weights: [f32; N] = std::array::from_fn(|i| weights[i]);
-        let rms = (weights.iter().map(|w| w * w).sum::<f32>() / N as f32).sqrt();
-        let importance = match importance {
-            Some(importance) => std::array::from_fn(|i| importance[i]),
-            None => weights.map(|w| rms + w.abs()),
-        };
-        Self { weights, importance, max_code: max_code.into() }
+    fn new(weights: &[f32], importance: &[f32], max_code: u8) -> Self {
+        Self {
+            weights: std::array::from_fn(|i| weights[i]),
+            importance: std::array::from_fn(|i| importance[i]),
+            max_code: max_code.into(),
+        }
     }
 
     /// The code of a weight that lies `above` the minimum.

@@ -2,7 +2,7 @@
 //!
 //! d1: `acc = fma(w[k], x[k], acc)`, k ascending, w widened to f32 (exact), f32 activations.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut};
+use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
 
 const BYTES: usize = size_of::<u16>();
 const _: () = assert!(BYTES == 2);
@@ -14,8 +14,7 @@ pub static BF16: Format = Format {
     block_len: 1,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: None,
+    quantizer: Some(Quantizer::Plain(quantize)),
     dot,
     integer: false,
 };

@@ -122,6 +122,9 @@ pub(super) fn nibble(block: &[u8], at: usize, i: usize) -> u8 {
 /// The row of the table of formats of a codebook.
 macro_rules! codebook {
     ($(#[$doc:meta])* $name:ident, $kind:ident, $text:literal, $number:literal, $bytes:expr) => {
+        codebook!($(#[$doc])* $name, $kind, $text, $number, $bytes, None);
+    };
+    ($(#[$doc:meta])* $name:ident, $kind:ident, $text:literal, $number:literal, $bytes:expr, $quantizer:expr) => {
         $(#[$doc])*
         pub static $name: crate::quant::Format = crate::quant::Format {
             name: $text,
@@ -129,8 +132,7 @@ macro_rules! codebook {
             block_len: crate::quant::codebook::LEN,
             block_bytes: $bytes,
             dequantize: crate::quant::codebook::dequantize::<$kind>,
-            quantize: None,
-            quantize_weighted: None,
+            quantizer: $quantizer,
             dot: crate::quant::codebook::dot::<$kind>,
             integer: true,
         };

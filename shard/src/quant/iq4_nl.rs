@@ -9,7 +9,8 @@
 //! d1, per block b ascending: `acc = fma(idot as f32, d * x.d[b], acc)` with `idot` the exact sum of
 //! `VALUES[code[i]] * x.q[i]`.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, signed_max, to_half, weighed};
+use super::symmetric::most_explained;
+use super::{Format, QuantizedRow, Quantizer, each_block, half, importances, inverse, to_half};
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -27,8 +28,7 @@ pub static IQ4_NL: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: Some(quantize_weighted),
+    quantizer: Some(Quantizer::Search(fill)),
     dot,
     integer: true,
 };
@@ -47,46 +47,26 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 }
 
 /// The code whose value is closest, the lower one of two.
-fn code(value: f32) -> u8 {
+pub(super) fn code(value: f32) -> u8 {
     let below = VALUES.partition_point(|v| f32::from(*v) < value).clamp(1, 15);
     let [low, high] = [below - 1, below].map(|code| f32::from(VALUES[code]));
     if value - low <= high - value { below as u8 - 1 } else { below as u8 }
 }
 
-/// Tries scales that put the largest magnitude around the ends of the table; for each, the codes that follow have a
-/// least-squares scale of their own, and the one that explains most wins.
-fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    for (weights, block) in each_block_mut(&IQ4_NL, weights, blocks) {
-        let importance: Vec<f32> = weights.iter().map(|w| w * w).collect();
-        fill(weights, &importance, block);
-    }
+/// The value that is closest.
+pub(super) fn value(value: f32) -> f32 {
+    VALUES[usize::from(code(value))].into()
 }
 
-fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    let blocks = each_block_mut(&IQ4_NL, weights, blocks).zip(importance.chunks_exact(LEN));
-    blocks.for_each(|((weights, block), importance)| fill(weights, &weighed(weights, importance), block));
+/// The scale with which values fit some weights best: see [`most_explained`], with the largest magnitude around the ends of the table.
+pub(super) fn best_scale(weights: &[f32], importance: &[f32]) -> f32 {
+    let ends = [VALUES[0], VALUES[15]].map(f32::from);
+    let ends = ends.into_iter().flat_map(|end| (-7..=7).map(move |step| end + step as f32));
+    most_explained(weights, importance, ends, value)
 }
 
-fn fill(weights: &[f32], importance: &[f32], block: &mut [u8]) {
-    let max = signed_max(weights);
-    let (mut best, mut most) = (0.0, -1.0);
-    let ends = [f32::from(VALUES[0]), f32::from(VALUES[15])];
-    for (end, step) in ends.into_iter().flat_map(|end| (-7..=7).map(move |step| (end, step))) {
-        if max.abs() < 1e-15 {
-            break;
-        }
-        let per_scale = (end + step as f32) / max;
-        let (mut with_weights, mut with_codes) = (0.0f32, 0.0f32);
-        for (w, importance) in weights.iter().zip(importance) {
-            let value = f32::from(VALUES[usize::from(code(w * per_scale))]);
-            with_weights += importance * w * value;
-            with_codes += importance * value * value;
-        }
-        let explained = with_weights * with_weights * inverse(with_codes);
-        if explained > most {
-            (best, most) = (with_weights * inverse(with_codes), explained);
-        }
-    }
+fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+    let best = best_scale(weights, &importances(weights, importance));
     block[D..QS].copy_from_slice(&to_half(best));
     let per_scale = inverse(half(&block[D..]));
     for (i, byte) in block[QS..].iter_mut().enumerate() {

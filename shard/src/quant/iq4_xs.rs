@@ -11,7 +11,8 @@
 //! d1: see [`super::codebook`], one scale for 32 weights.
 
 use super::codebook::{Codebook, codebook, nibble, pair};
-use super::{Format, IQ4_NL_VALUES};
+use super::iq4_nl::{best_scale, code, value};
+use super::{Format, IQ4_NL_VALUES, Quantizer, half, importances, inverse, symmetric};
 
 const QS: usize = 8;
 const BYTES: usize = QS + 128;
@@ -22,7 +23,8 @@ codebook!(
     Iq4Xs,
     "iq4_xs",
     23,
-    BYTES
+    BYTES,
+    Some(Quantizer::Search(fill))
 );
 
 impl Codebook for Iq4Xs {
@@ -40,4 +42,25 @@ impl Codebook for Iq4Xs {
         let high = (pair(block, 2) >> (2 * i) & 3) as i8;
         [(nibble(block, 4, i) as i8 | high << 4) - 32; 2]
     }
+}
+
+/// Finds each group's best scale and rounds the scales to 6 bits as [`symmetric::fit`] says.
+fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+    block.fill(0);
+    let importance = importances(weights, importance);
+    let groups = weights.chunks_exact(32).zip(importance.chunks_exact(32));
+    let wanted: Vec<f32> = groups.map(|(weights, importance)| best_scale(weights, importance)).collect();
+    let fit = symmetric::fit(weights, &importance, &wanted, -32.0, value);
+    block[..2].copy_from_slice(&fit.d);
+    let (unit, mut high) = (half(block), 0_u16);
+    for (i, (weights, scale)) in weights.chunks_exact(32).zip(fit.scales).enumerate() {
+        let bits = (scale + 32) as u8;
+        high |= u16::from(bits >> 4) << (2 * i);
+        block[4 + i / 2] |= (bits & 15) << (i % 2 * 4);
+        let per_scale = inverse(unit * f32::from(scale));
+        for (j, w) in weights.iter().enumerate() {
+            block[QS + 16 * i + j % 16] |= code(w * per_scale) << (j / 16 * 4);
+        }
+    }
+    block[2..4].copy_from_slice(&high.to_le_bytes());
 }

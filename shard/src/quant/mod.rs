@@ -1,7 +1,7 @@
 //! Weight formats: one file and one row of [`ALL`] each.
 //!
 //! A format stores a row of weights as equal blocks. What a block means is written here three times, in the
-//! slowest and plainest way: to f32 ([`Format::dequantize`]), from f32 ([`Format::quantize`]) and as the dot
+//! slowest and plainest way: to f32 ([`Format::dequantize`]), from f32 ([`Format::quantizer`]) and as the dot
 //! product with one token's activations ([`Format::dot`]). The dot is the specification of profile `d1`: it
 //! fixes which products are exact integers, which are f32, and the order in which they are added, so every
 //! kernel of every instruction set has to return the very same bits.
@@ -42,12 +42,15 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod symmetric;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tq1_0;
 pub(crate) mod tq2_0;
 
 use std::fmt;
+
+use crate::{Error, Result};
 
 pub use bfloat16::BF16;
 pub use float16::F16;
@@ -87,11 +90,14 @@ pub const ACTIVATION_BLOCK: usize = 32;
 /// [`QuantizedRow::sums`] holds one sum per this many values: the finest group that has an own scale or minimum.
 pub const SUM_BLOCK: usize = 16;
 
-/// From f32 weights to the blocks of a format.
-pub type Quantizer = fn(weights: &[f32], blocks: &mut [u8]);
-
-/// From one row of f32 weights to the blocks of a format, where an error at each weight counts as `importance` says.
-pub type WeightedQuantizer = fn(weights: &[f32], importance: &[f32], blocks: &mut [u8]);
+/// How f32 weights become blocks of a format. Finite weights are assumed: others give some block, never a panic.
+#[derive(Clone, Copy)]
+pub enum Quantizer {
+    /// Makes the blocks of any number of weights.
+    Plain(fn(weights: &[f32], blocks: &mut [u8])),
+    /// Searches for what fits the weights of one block, where an error at each counts as `importance` says, above 0, if that is known.
+    Search(fn(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8])),
+}
 
 /// One weight format: its layout and its scalar specification.
 pub struct Format {
@@ -105,11 +111,8 @@ pub struct Format {
     pub block_bytes: usize,
     /// Blocks to f32: `blocks.len() / block_bytes * block_len == out.len()`.
     pub dequantize: fn(blocks: &[u8], out: &mut [f32]),
-    /// f32 to blocks, where a quantizer exists; lengths as in `dequantize`. Finite weights are assumed: others
-    /// give some block, never a panic.
-    pub quantize: Option<Quantizer>,
-    /// The same with a search that weighs errors, where there is one. Importance is above 0.
-    pub quantize_weighted: Option<WeightedQuantizer>,
+    /// f32 to blocks, where there is a way.
+    pub quantizer: Option<Quantizer>,
     /// One output of a matrix product, in the exact order of profile `d1`.
     pub dot: fn(row: &[u8], x: &QuantizedRow<'_>) -> f32,
     /// Whether `dot` reads the int8 activations (`true`) or the f32 ones.
@@ -120,6 +123,32 @@ impl Format {
     /// Bytes of a row of `cols` weights; `None` if they are not whole blocks or too many to count.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         cols.is_multiple_of(self.block_len).then_some(cols / self.block_len)?.checked_mul(self.block_bytes)
+    }
+
+    /// f32 to blocks, lengths as in `dequantize`. An error at each weight counts as `importance` says, one number above 0 for each,
+    /// where [`Format::weighs`] says so.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a format that has no quantizer.
+    ///
+    /// # Panics
+    /// Lengths that do not belong together.
+    pub fn quantize(&self, weights: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) -> Result<()> {
+        let (len, unsupported) = (self.block_len, || Error::unsupported(format!("writing {}", self.name)));
+        match self.quantizer.ok_or_else(unsupported)? {
+            Quantizer::Plain(quantize) => quantize(weights, blocks),
+            Quantizer::Search(fill) => {
+                for (at, (weights, block)) in each_block_mut(self, weights, blocks).enumerate() {
+                    fill(weights, importance.map(|importance| &importance[at * len..][..len]), block);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether [`Format::quantize`] counts errors by importance.
+    pub fn weighs(&self) -> bool {
+        matches!(self.quantizer, Some(Quantizer::Search(_)))
     }
 }
 
@@ -244,62 +273,17 @@ fn each_block_mut<'a>(
     weights.chunks_exact(format.block_len).zip(blocks.chunks_exact_mut(format.block_bytes))
 }
 
-/// Has `fill` make each block of `blocks` of its weights and, where it is known, what an error at each of them counts.
-fn fill_each(
-    format: &Format,
-    weights: &[f32],
-    importance: Option<&[f32]>,
-    blocks: &mut [u8],
-    fill: impl Fn(&[f32], Option<&[f32]>, &mut [u8]),
-) {
-    let len = format.block_len;
-    for (at, (weights, block)) in each_block_mut(format, weights, blocks).enumerate() {
-        fill(weights, importance.map(|importance| &importance[at * len..][..len]), block);
-    }
-}
-
 /// The value of largest magnitude with its sign, the first of equals; 0 for an empty slice.
 fn signed_max(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0f32, |max, &w| if w.abs() > max.abs() { w } else { max })
 }
 
-/// How much an error at each of some weights counts where its input matters as `importance` says: large weights matter more, too, as
-/// in llama.cpp's searches.
-fn weighed(weights: &[f32], importance: &[f32]) -> Vec<f32> {
+/// How much an error at each of some weights counts where its input matters as `importance` says, or all alike: large weights matter
+/// more, too, as in llama.cpp's searches.
+fn importances(weights: &[f32], importance: Option<&[f32]>) -> Vec<f32> {
     let mean = weights.iter().map(|w| w * w).sum::<f32>() / weights.len() as f32;
-    weights.iter().zip(importance).map(|(w, importance)| importance * (2.0 * mean + w * w).sqrt()).collect()
-}
-
-/// For each group of `group` weights the scale that makes codes `-limit..limit` fit best, errors weighted by `importance`, else by
-/// the squares of the weights.
-///
-/// Tries scales that put the largest magnitude 0.9 steps around `limit` steps from zero; for each, the codes that
-/// follow from it have a least-squares scale of their own, and the one that explains most wins.
-fn best_scales(weights: &[f32], importance: Option<&[f32]>, group: usize, limit: f32) -> Vec<f32> {
-    let squares = || weights.iter().map(|w| w * w).collect();
-    let importance: Vec<f32> = importance.map_or_else(squares, |importance| weighed(weights, importance));
-    let best = |(weights, importance): (&[f32], &[f32])| {
-        let max = signed_max(weights);
-        if max.abs() < 1e-15 {
-            return 0.0;
-        }
-        let (mut best, mut most) = (0.0, -1.0);
-        for step in -9..=9 {
-            let per_scale = -(limit + 0.1 * step as f32) / max;
-            let (mut with_weights, mut with_codes) = (0.0f32, 0.0f32);
-            for (w, importance) in weights.iter().zip(importance) {
-                let code = nearest(w * per_scale).clamp(-limit, limit - 1.0);
-                with_weights += importance * w * code;
-                with_codes += importance * code * code;
-            }
-            let explained = with_weights * with_weights * inverse(with_codes);
-            if explained > most {
-                (best, most) = (with_weights * inverse(with_codes), explained);
-            }
-        }
-        best
-    };
-    weights.chunks_exact(group).zip(importance.chunks_exact(group)).map(best).collect()
+    let of = |at: usize| importance.map_or(1.0, |importance| importance[at]);
+    weights.iter().enumerate().map(|(at, w)| of(at) * (2.0 * mean + w * w).sqrt()).collect()
 }
 
 /// The smallest and the largest weight.

@@ -11,7 +11,7 @@
 //! d1, per block b ascending: `acc = fma(idot as f32, d * x.d[b], acc)` with `idot` the exact sum of
 //! `VALUES[code[i]] * x.q[i]` and `d = 2^(e - 128)`, where `e = 0` counts as `d = 0`: such weights are below 4e-38.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut};
+use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
 
 const LEN: usize = 32;
 const QS: usize = 1;
@@ -28,8 +28,7 @@ pub static MXFP4: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: None,
+    quantizer: Some(Quantizer::Plain(quantize)),
     dot,
     integer: true,
 };

@@ -13,9 +13,9 @@
 //! `acc = fma(isum as f32, d * x.d[b], acc)`, then `acc = fma(msum as f32, -(dmin * x.d[b]), acc)`.
 
 use super::{
-    Format, QuantizedRow,
+    Format, QuantizedRow, Quantizer,
     affine::{self, Largest},
-    each_block, fill_each, half,
+    each_block, half,
 };
 
 const LEN: usize = 256;
@@ -33,8 +33,7 @@ pub static Q2_K: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: Some(quantize_weighted),
+    quantizer: Some(Quantizer::Search(fill)),
     dot,
     integer: true,
 };
@@ -65,14 +64,6 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 }
 
 /// Searches scales and minima as [`affine::fit`] says.
-fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q2_K, weights, None, blocks, fill);
-}
-
-fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q2_K, weights, Some(importance), blocks, fill);
-}
-
 fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
     let fit = affine::fit::<16>(weights, importance, Largest { code: 3, scale: 15 });
     block[D..DMIN].copy_from_slice(&fit.d);

@@ -12,9 +12,8 @@
 //! d1, per 32 weights b ascending, halves 0 and 1 of 16: with the exact integer
 //! `isum = sc0 * idot0 + sc1 * idot1`, `idot` over `code - 4`: `acc = fma(isum as f32, d * x.d[b], acc)`.
 
-use super::{
-    Format, QuantizedRow, best_scales, each_block, fill_each, half, inverse, nearest, signed_max, to_half,
-};
+use super::symmetric::{self, level};
+use super::{Format, QuantizedRow, Quantizer, each_block, half, inverse};
 
 const LEN: usize = 256;
 const HMASK: usize = 0;
@@ -31,8 +30,7 @@ pub static Q3_K: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: Some(quantize_weighted),
+    quantizer: Some(Quantizer::Search(fill)),
     dot,
     integer: true,
 };
@@ -66,29 +64,19 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Finds each group's best scale, rounds the scales to 6 bits of the largest, then the weights to 3.
-fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q3_K, weights, None, blocks, fill);
-}
-
-fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q3_K, weights, Some(importance), blocks, fill);
-}
-
+/// Finds each group's best scale, rounds the scales to 6 bits as [`symmetric::fit`] says, then the weights to 3.
 fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
     block.fill(0);
-    let wanted = best_scales(weights, importance, 16, 4.0);
-    let unit = signed_max(&wanted) / -32.0;
-    block[D..].copy_from_slice(&to_half(unit));
-    let (unit, per_unit) = (half(&block[D..]), inverse(unit));
-    for (j, weights) in weights.chunks_exact(16).enumerate() {
-        let sc = nearest(wanted[j] * per_unit).clamp(-32.0, 31.0);
-        let bits = (sc as i8 + 32) as u8;
+    let fit = symmetric::levels(weights, importance, 4.0, -32.0);
+    block[D..].copy_from_slice(&fit.d);
+    let unit = half(&block[D..]);
+    for (j, (weights, sc)) in weights.chunks_exact(16).zip(fit.scales).enumerate() {
+        let bits = (sc + 32) as u8;
         block[SCALES + j % 8] |= (bits & 0x0f) << (j / 8 * 4);
         block[SCALES + 8 + j % 4] |= (bits >> 4) << (j / 4 * 2);
-        let (per_scale, g, first) = (inverse(unit * sc), j / 2, j % 2 * 16);
+        let (per_scale, g, first) = (inverse(unit * f32::from(sc)), j / 2, j % 2 * 16);
         for (i, w) in weights.iter().enumerate() {
-            let code = (nearest(w * per_scale).clamp(-4.0, 3.0) as i8 + 4) as u8;
+            let code = (level(w * per_scale, 4.0) as i8 + 4) as u8;
             block[QS + 32 * (g / 4) + first + i] |= (code & 3) << (2 * (g % 4));
             block[HMASK + first + i] |= (code >> 2) << g;
         }

@@ -10,7 +10,9 @@
 //! d1, per block b ascending: `acc = fma(idot as f32, d * x.d[b], acc)` with `idot` the exact sum of
 //! `(code[i] - 16) * x.q[i]`.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, signed_max, to_half};
+use super::{
+    Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, inverse, signed_max, to_half,
+};
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -26,8 +28,7 @@ pub static Q5_0: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: None,
+    quantizer: Some(Quantizer::Plain(quantize)),
     dot,
     integer: true,
 };

@@ -11,7 +11,7 @@
 //! d1, per block b ascending, with `idot` the exact sum of `code[i] * x.q[i]` and `xsum` that of `x.q[i]`:
 //! `acc = fma(idot as f32, d * x.d[b], acc)`, then `acc = fma(xsum as f32, m * x.d[b], acc)`.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, range, to_half};
+use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, inverse, range, to_half};
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -28,8 +28,7 @@ pub static Q5_1: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: None,
+    quantizer: Some(Quantizer::Plain(quantize)),
     dot,
     integer: true,
 };

@@ -15,9 +15,9 @@
 //! `acc = fma(idot as f32, scale * x.d[b], acc)`, then `acc = fma(xsum as f32, -(min * x.d[b]), acc)`.
 
 use super::{
-    Format, QuantizedRow,
+    Format, QuantizedRow, Quantizer,
     affine::{self, Largest},
-    each_block, fill_each, half,
+    each_block, half,
 };
 
 const LEN: usize = 256;
@@ -36,8 +36,7 @@ pub static Q5_K: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: Some(quantize_weighted),
+    quantizer: Some(Quantizer::Search(fill)),
     dot,
     integer: true,
 };
@@ -69,14 +68,6 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
 }
 
 /// Searches scales and minima as [`affine::fit`] says.
-fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q5_K, weights, None, blocks, fill);
-}
-
-fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q5_K, weights, Some(importance), blocks, fill);
-}
-
 fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
     let fit = affine::fit::<32>(weights, importance, Largest { code: 31, scale: 63 });
     block[D..DMIN].copy_from_slice(&fit.d);

@@ -12,9 +12,8 @@
 //! `isum = sc0 * idot0 + sc1 * idot1` (below 2^24, so exact in f32 too), `idot` over `code - 32`:
 //! `acc = fma(isum as f32, d * x.d[b], acc)`.
 
-use super::{
-    Format, QuantizedRow, best_scales, each_block, fill_each, half, inverse, nearest, signed_max, to_half,
-};
+use super::symmetric::{self, level};
+use super::{Format, QuantizedRow, Quantizer, each_block, half, inverse};
 
 const LEN: usize = 256;
 const QL: usize = 0;
@@ -31,8 +30,7 @@ pub static Q6_K: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize,
-    quantize: Some(quantize),
-    quantize_weighted: Some(quantize_weighted),
+    quantizer: Some(Quantizer::Search(fill)),
     dot,
     integer: true,
 };
@@ -68,27 +66,17 @@ fn dequantize(blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Finds each group's best scale, rounds the scales to 8 bits of the largest, then the weights to 6.
-fn quantize(weights: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q6_K, weights, None, blocks, fill);
-}
-
-fn quantize_weighted(weights: &[f32], importance: &[f32], blocks: &mut [u8]) {
-    fill_each(&Q6_K, weights, Some(importance), blocks, fill);
-}
-
+/// Finds each group's best scale, rounds the scales to 8 bits as [`symmetric::fit`] says, then the weights to 6.
 fn fill(weights: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
     block.fill(0);
-    let wanted: Vec<f32> = best_scales(weights, importance, 16, 32.0);
-    let unit = signed_max(&wanted) / -128.0;
-    block[D..].copy_from_slice(&to_half(unit));
-    let (unit, per_unit) = (half(&block[D..]), inverse(unit));
-    for (j, weights) in weights.chunks_exact(16).enumerate() {
-        let sc = nearest(wanted[j] * per_unit) as i8;
+    let fit = symmetric::levels(weights, importance, 32.0, -128.0);
+    block[D..].copy_from_slice(&fit.d);
+    let unit = half(&block[D..]);
+    for (j, (weights, sc)) in weights.chunks_exact(16).zip(fit.scales).enumerate() {
         block[SCALES + j] = sc as u8;
         let per_scale = inverse(unit * f32::from(sc));
         for (i, w) in weights.iter().enumerate() {
-            let code = (nearest(w * per_scale).clamp(-32.0, 31.0) as i8 + 32) as u8;
+            let code = (level(w * per_scale, 32.0) as i8 + 32) as u8;
             let (low, low_shift, high, high_shift) = place(16 * j + i);
             block[low] |= (code & 0x0f) << low_shift;
             block[high] |= (code >> 4) << high_shift;

@@ -18,8 +18,8 @@ struct Golden {
 }
 
 fn golden() -> Vec<Golden> {
-    // 14 formats with one record of blocks and three rows each, 7 plain and 3 searching quantizers; 11 and 3.
-    [records(GOLDEN, 14 + 7 + 3 + 3 * 14), records(TABLES, 11 + 3 + 3 * 11)].into_iter().flatten().collect()
+    // 14 formats with one record of blocks and three rows each, 7 plain and 7 searching quantizers; 11 and 3.
+    [records(GOLDEN, 14 + 7 + 7 + 3 * 14), records(TABLES, 11 + 3 + 3 * 11)].into_iter().flatten().collect()
 }
 
 fn records(mut rest: &'static [u8], count: usize) -> Vec<Golden> {
@@ -53,7 +53,7 @@ fn dequantized(format: &Format, blocks: &[u8]) -> Vec<f32> {
 
 fn quantized(format: &Format, weights: &[f32]) -> Vec<u8> {
     let mut blocks = vec![0xa5; format.row_bytes(weights.len()).unwrap()];
-    (format.quantize.unwrap())(weights, &mut blocks);
+    format.quantize(weights, None, &mut blocks).unwrap();
     blocks
 }
 
@@ -116,15 +116,14 @@ fn searching_quantizers_are_as_good_as_those_of_llama_cpp() {
 #[test]
 fn what_matters_is_kept_better() {
     let mut random = crate::synthetic::Random(7);
-    for format in ALL {
-        let Some(weighted) = format.quantize_weighted else { continue };
+    for format in ALL.iter().filter(|format| format.weighs()) {
         let (mut better, mut sums) = (0, [0.0f64; 2]);
         for _ in 0..40 {
             let weights: Vec<f32> = (0..1024).map(|_| random.normal()).collect();
             let importance: Vec<f32> =
                 (0..1024).map(|i| if i % 7 == 0 { 40.0 } else { 0.5 + 0.1 * (i % 5) as f32 }).collect();
             let mut blocks = vec![0; format.row_bytes(1024).unwrap()];
-            weighted(&weights, &importance, &mut blocks);
+            format.quantize(&weights, Some(&importance), &mut blocks).unwrap();
             let error = |blocks: &[u8]| {
                 let off =
                     dequantized(format, blocks).into_iter().zip(&weights).map(|(b, w)| f64::from(b - w));
@@ -174,7 +173,7 @@ fn bound(format: &Format, weights: &[f32]) -> f32 {
         "q6_k" => 1.5 * largest / 31.0,
         "q2_k" => 1.5 * from_zero / 3.0,
         "q3_k" => 1.5 * largest / 3.0,
-        "iq4_nl" => 0.2 * largest,
+        "iq4_nl" | "iq4_xs" => 0.2 * largest,
         "mxfp4" => 0.26 * largest,
         "tq1_0" | "tq2_0" => 0.501 * largest,
         name => panic!("no bound for {name}"),
@@ -225,7 +224,7 @@ proptest! {
         shift in prop::sample::select(vec![0.0f32, 0.5, -3.0]),
     ) {
         let weights: Vec<f32> = weights.iter().map(|w| (w + shift) * scale).collect();
-        for format in ALL.iter().filter(|format| format.quantize.is_some()) {
+        for format in ALL.iter().filter(|format| format.quantizer.is_some()) {
             let back = dequantized(format, &quantized(format, &weights));
             for (weights, back) in weights.chunks(format.block_len).zip(back.chunks(format.block_len)) {
                 let bound = bound(format, weights) * (1.0 + 1e-6);
@@ -240,7 +239,7 @@ proptest! {
     #[test]
     fn quantizers_take_any_bits(bits in prop::collection::vec(any::<u32>(), 512)) {
         let weights: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
-        for format in ALL.iter().filter(|format| format.quantize.is_some()) {
+        for format in ALL.iter().filter(|format| format.quantizer.is_some()) {
             dequantized(format, &quantized(format, &weights));
         }
     }

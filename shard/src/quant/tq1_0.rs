@@ -14,7 +14,7 @@
 //! d1: as [`super::tq2_0`]. In memory the codes take two bits each.
 
 use super::tq2_0::{LEN, dequantize, dot, trits};
-use super::{Format, each_block_mut};
+use super::{Format, Quantizer, each_block_mut};
 
 const D: usize = 52;
 const BYTES: usize = D + 2;
@@ -26,8 +26,7 @@ pub static TQ1_0: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize: |blocks, out| dequantize(&TQ1_0, D, codes, blocks, out),
-    quantize: Some(quantize),
-    quantize_weighted: None,
+    quantizer: Some(Quantizer::Plain(quantize)),
     dot: |row, x| dot(&TQ1_0, D, codes, row, x),
     integer: true,
 };

@@ -9,7 +9,7 @@
 //! d1, per 32-block b ascending: `acc = fma(idot as f32, d * x.d[b], acc)` with `idot` the exact sum of
 //! `(code[i] - 1) * x.q[i]`.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut, half, to_half};
+use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, to_half};
 
 pub(super) const LEN: usize = 256;
 const D: usize = LEN / 4;
@@ -22,8 +22,7 @@ pub static TQ2_0: Format = Format {
     block_len: LEN,
     block_bytes: BYTES,
     dequantize: |blocks, out| dequantize(&TQ2_0, D, codes, blocks, out),
-    quantize: Some(quantize),
-    quantize_weighted: None,
+    quantizer: Some(Quantizer::Plain(quantize)),
     dot: |row, x| dot(&TQ2_0, D, codes, row, x),
     integer: true,
 };

@@ -46,10 +46,10 @@ impl Pool {
                 Self { format, bytes, unit: 1.0 }
             }
             None => {
-                let encode = format.quantize.unwrap_or(|_, _| {});
                 let mut weights = vec![0.0f32; blocks * format.block_len];
                 weights.iter_mut().for_each(|weight| *weight = random.normal());
-                encode(&weights, &mut bytes);
+                // Blocks of a format that has no quantizer are zeros.
+                let _ = format.quantize(&weights, None, &mut bytes);
                 Self { format, bytes, unit: 1.0 }
             }
         };
@@ -89,9 +89,8 @@ impl Pool {
         let mut weights = vec![0.0; self.bytes.len() / self.format.block_bytes * self.format.block_len];
         (self.format.dequantize)(&self.bytes, &mut weights);
         weights.iter_mut().for_each(|weight| *weight *= factor);
-        if let Some(encode) = self.format.quantize {
-            encode(&weights, &mut self.bytes);
-        }
+        // Blocks of a format that has no quantizer stay.
+        let _ = self.format.quantize(&weights, None, &mut self.bytes);
         self.unit = size;
     }
 }

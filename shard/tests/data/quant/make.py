@@ -29,7 +29,7 @@ SCALES = {
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }
 QUANTIZED = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
-SEARCHED = ["Q4_K", "Q5_K", "Q6_K"]
+SEARCHED = ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "Q3_K", "Q2_K"]
 
 
 def record(kind, name, blocks, weights, *more):
