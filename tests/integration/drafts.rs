@@ -366,30 +366,33 @@ fn figures_of_drafts() {
     let model = std::env::var("SHOAL_MODEL").unwrap_or_else(|_| "minnow".into());
     let layers: u32 = std::env::var("SHOAL_LAYERS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
     let runs: usize = std::env::var("SHOAL_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
-    let (wires, folder) = (Wires::new(), TempDir::new().unwrap());
-    let start = |name: &str, args: &[&str]| {
-        let common = ["--model", &model, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-discovery"];
-        Node::start(&folder.path().join(name), &[&common, args].concat())
-    };
     let head = std::env::var("SHOAL_HEAD").unwrap_or_default();
     let head = if head.is_empty() { Vec::new() } else { vec!["--draft-head", &head] };
-    let asks = start("a", &[&["--ask-only", "--api", "127.0.0.1:0"][..], &head].concat());
-    let half = layers / 2;
-    let (first, second) = (format!("1..{half}"), format!("{half}..{}", layers - 1));
-    let to =
-        |from: &'static str, name: &'static str, node: &Node| super::delay::wire(&wires, from, name, node);
-    let b = start("b", &["--layers", &first, "--peer", &to("b", "a", &asks)]);
-    let _c = start("c", &["--layers", &second, "--peer", &to("c", "a", &asks), "--peer", &to("c", "b", &b)]);
-    asks.meets(2);
-    b.meets(1);
-    agree(&asks);
-    super::delay::settle(&asks, "boomerang");
     println!(
         "| one way | text | no drafts, tok/s | drafts, tok/s | ratio | tokens a pass | right of drafted |\n|---|---|---|---|---|---|---|"
     );
     let delays = std::env::var("SHOAL_DELAYS").unwrap_or_else(|_| "0,50,100".into());
     for ms in delays.split(',').map(|ms| ms.parse().expect("SHOAL_DELAYS has milliseconds")) {
+        // Wires are late from the start: a node that is suddenly slower seems dead and is dialed once more, beside the wire.
+        let (wires, folder) = (Wires::new(), TempDir::new().unwrap());
         wires.set(if ms == 0 { Mood::Open } else { Mood::Late(Duration::from_millis(ms)) });
+        let start = |name: &str, args: &[&str]| {
+            let common = ["--model", &model, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-discovery"];
+            Node::start(&folder.path().join(name), &[&common, args].concat())
+        };
+        let asks = start("a", &[&["--ask-only", "--api", "127.0.0.1:0"][..], &head].concat());
+        let half = layers / 2;
+        let (first, second) = (format!("1..{half}"), format!("{half}..{}", layers - 1));
+        let to = |from: &'static str, name: &'static str, node: &Node| {
+            super::delay::wire(&wires, from, name, node)
+        };
+        let b = start("b", &["--layers", &first, "--peer", &to("b", "a", &asks)]);
+        let _c =
+            start("c", &["--layers", &second, "--peer", &to("c", "a", &asks), "--peer", &to("c", "b", &b)]);
+        asks.meets(2);
+        b.meets(1);
+        agree(&asks);
+        super::delay::settle(&asks, "boomerang");
         for (name, prompt, form) in figures() {
             let (mut plain, mut drafted, mut drafts) = (Vec::new(), Vec::new(), Value::Null);
             for _ in 0..runs {
