@@ -287,3 +287,86 @@ fn a_gguf_is_written_again_in_another_format() {
     );
     assert!(why.contains("other shapes") || why.contains("another model"), "{why}");
 }
+
+/// A folder as publishers ship Qwen 3, with the weights of the fixture and a vocabulary that has yes and no.
+fn qwen3_folder(folder: &Path) -> Gguf {
+    let source = Gguf::open(data("families/qwen3.gguf")).unwrap();
+    let number = |key: &str| source.metadata().u64(&format!("qwen3.{key}")).unwrap();
+    let config = json!({"model_type": "qwen3", "hidden_act": "silu", "tie_word_embeddings": true,
+        "hidden_size": number("embedding_length"), "num_hidden_layers": number("block_count"),
+        "intermediate_size": number("feed_forward_length"), "head_dim": number("attention.key_length"),
+        "num_attention_heads": number("attention.head_count"),
+        "num_key_value_heads": number("attention.head_count_kv"), "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "eos_token_id": 334,
+        "vocab_size": source.require("token_embd.weight").unwrap().rows()});
+    let read = |name: &str| fs::read_to_string(data("hf/qwen3moe").join(name)).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&read("tokenizer.json")).unwrap();
+    tokenizer["model"]["vocab"]["yes"] = json!(340);
+    let names = [
+        ("token_embd", "embed_tokens"),
+        ("output_norm", "norm"),
+        ("blk.", "layers."),
+        ("attn_q_norm", "self_attn.q_norm"),
+        ("attn_k_norm", "self_attn.k_norm"),
+        ("attn_output", "self_attn.o_proj"),
+        ("attn_norm", "input_layernorm"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("attn_q.", "self_attn.q_proj."),
+        ("attn_k.", "self_attn.k_proj."),
+        ("attn_v.", "self_attn.v_proj."),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+    for info in source.tensors() {
+        let name = names.iter().fold(info.name.to_string(), |name, (from, to)| name.replace(from, to));
+        let begins = bytes.len();
+        let weights = source.require(&info.name).unwrap().to_f32();
+        weights.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
+        let shape: Vec<u64> = info.dims.iter().rev().copied().collect();
+        let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [begins, bytes.len()]});
+        header.insert(format!("model.{name}"), entry);
+    }
+    let header = serde_json::to_string(&header).unwrap();
+    let model = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+    fs::create_dir(folder).unwrap();
+    fs::write(folder.join("model.safetensors"), model).unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    fs::write(folder.join("tokenizer_config.json"), read("tokenizer_config.json")).unwrap();
+    source
+}
+
+#[test]
+fn a_reranker_has_the_rows_for_yes_and_no_once_more() {
+    let shoal = Shoal::new();
+    let (folder, output) = (shoal.home().join("Qwen3-Reranker"), shoal.home().join("ranks.gguf"));
+    let source = qwen3_folder(&folder);
+    let [folder, path] = [&folder, &output].map(|path| path.to_str().unwrap());
+    let args = ["convert", folder, "--rank", "--format", "f16", "--output", path, "--json"];
+    assert_eq!(shoal.json(args, "")["architecture"], "qwen3");
+    let ranks = Gguf::open(&output).unwrap();
+    assert_eq!(ranks.tensors().len(), source.tensors().len() + 1);
+    let rows = ranks.require("cls.output.weight").unwrap();
+    let table = source.require("token_embd.weight").unwrap();
+    let no = serde_json::from_str::<serde_json::Value>(
+        &fs::read_to_string(data("hf/qwen3moe/tokenizer.json")).unwrap(),
+    );
+    let no = no.unwrap()["model"]["vocab"]["no"].as_u64().unwrap() as usize;
+    let (all, cols) = (table.to_f32(), table.cols());
+    let wanted = [&all[340 * cols..341 * cols], &all[no * cols..(no + 1) * cols]].concat();
+    assert_eq!((&rows.info.dims[..], rows.to_f32()), (&[cols as u64, 2][..], wanted));
+    assert_eq!(ranks.metadata().u64("qwen3.pooling_type"), Some(4));
+    let labels = ranks.metadata().get("qwen3.classifier.output_labels").unwrap();
+    assert_eq!(content(&labels), ["yes", "no"]);
+
+    let refused = |source: &str, says: &str| {
+        let never = shoal.home().join("never.gguf");
+        let (code, why) = shoal
+            .fails(["convert", source, "--rank", "--format", "f16", "--output", never.to_str().unwrap()], "");
+        assert!(code != 0 && why.contains(says) && !never.exists(), "{why}");
+    };
+    refused(data("hf/llama").to_str().unwrap(), "qwen3 is");
+    refused(path, "--rank is for folders");
+}

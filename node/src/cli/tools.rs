@@ -169,6 +169,9 @@ pub struct ConvertArgs {
     /// q3_k, q4_k, q5_k, q6_k, iq4_nl and iq4_xs
     #[arg(long, value_name = "FILE", requires = "format")]
     pub imatrix: Option<PathBuf>,
+    /// The folder is a Qwen 3 Reranker, whose files do not say so: the model is served at /v1/rerank
+    #[arg(long)]
+    pub rank: bool,
     /// Threads that quantize [default: physical cores]
     #[arg(short, long)]
     pub threads: Option<u16>,

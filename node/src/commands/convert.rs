@@ -62,6 +62,8 @@ struct Task {
     rules: Vec<String>,
     /// The length of the importance matrix.
     importance_bytes: Option<u64>,
+    /// The model ranks texts.
+    ranks: bool,
     threads: usize,
 }
 
@@ -105,6 +107,9 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
     if args.format.is_none() && args.threads.is_some() && gguf {
         return Err(Error::usage("the parts of a GGUF are joined as they are: leave out --threads"));
     }
+    if args.rank && gguf {
+        return Err(Error::usage("--rank is for folders: a GGUF says itself whether its model ranks texts"));
+    }
     if args.format.is_none() && args.source.is_file() && parts.is_none() {
         return Err(Error::usage("a GGUF in one file needs --format, in which it is written again"));
     }
@@ -145,6 +150,7 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
         format: format.map(|format| format.name.to_owned()),
         rules: args.tensor,
         importance_bytes: importance.as_ref().map(|(_, bytes)| *bytes),
+        ranks: args.rank,
         threads,
     };
     let descriptors: Vec<&File> = std::iter::once(&file)
@@ -198,7 +204,10 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
             );
         }
     }
-    say!("try: shoal run --model {} \"Hello\"", output.display());
+    match args.rank {
+        true => say!("try: shoal serve --model {}, which answers POST /v1/rerank", output.display()),
+        false => say!("try: shoal run --model {} \"Hello\"", output.display()),
+    }
     Ok(())
 }
 
@@ -328,6 +337,7 @@ fn make(
         threads: task.threads,
         rules: task.rules.iter().map(|rule| Rule::parse(rule)).collect::<shard::Result<_>>()?,
         importance: importance.transpose()?,
+        ranks: task.ranks,
     };
     if task.gguf {
         return requantize(&whole()?, output, &options, progress);

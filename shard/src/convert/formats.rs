@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_rule_goes_before_what_is_chosen_otherwise() {
         let rules = vec![Rule::parse("ffn_down=q8_0").unwrap(), Rule::parse("ffn=q5_0").unwrap()];
-        let options = Options { format: named("q4_k").unwrap(), threads: 1, rules, importance: None };
+        let options = Options { rules, ..Options::new(named("q4_k").unwrap(), 1) };
         let of = |name, cols, head| {
             choose(&Wanted { name, cols, vector: false, head }, &options).map(|format| format.name)
         };

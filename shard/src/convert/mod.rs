@@ -2,13 +2,14 @@
 //!
 //! What happens, in order: `config.json` names the family and gives the metadata ([`config`]); every tensor of the
 //! checkpoint gets its GGUF name, shape and the reordering its family needs ([`names`]); the tokenizer files become
-//! vocabulary metadata ([`vocab`]), and the file on pooling a key ([`pooling`]); then threads read slices of tensors, quantize them and hand them to one writer in
+//! vocabulary metadata ([`vocab`]), and the file on pooling a key ([`pooling`]), or the choice of a reranker ([`choice`]); then threads read slices of tensors, quantize them and hand them to one writer in
 //! file order ([`conveyor`]). The output appears under its name only when it is complete and the engine
 //! accepts its header. [`requantize()`] writes a GGUF again in another format in the same way.
 //!
 //! Limits: a tensor that nothing names is an error: nothing is dropped silently.
 
 mod checkpoint;
+mod choice;
 mod config;
 mod conveyor;
 mod encoder;
@@ -54,12 +55,14 @@ pub struct Options {
     pub rules: Vec<Rule>,
     /// How much each input of each matrix matters.
     pub importance: Option<Importance>,
+    /// The model ranks texts by its choice between yes and no (Qwen 3 Reranker), which nothing in such a checkpoint says.
+    pub ranks: bool,
 }
 
 impl Options {
     /// Matrices in `format`, made by so many threads.
     pub fn new(format: &'static Format, threads: usize) -> Self {
-        Self { format, threads, rules: Vec::new(), importance: None }
+        Self { format, threads, rules: Vec::new(), importance: None, ranks: false }
     }
 }
 
@@ -119,11 +122,14 @@ fn write(
     let config = Config::read(source)?;
     let checkpoint = Checkpoint::open(source)?;
     let encodes = is_encoder(config.arch());
-    let plan = match encodes {
+    let mut plan = match encodes {
         true => encoder::plan(&config, &checkpoint)?,
         false => names::plan(&config, &checkpoint)?,
     };
     let tied = config.tied() && !encodes;
+    if options.ranks {
+        plan.push(choice::plan(&config, &plan, tied, source)?);
+    }
     let format_of = |planned: &Planned| {
         let name = &*planned.name;
         let head = is_head(name, tied);
@@ -145,7 +151,10 @@ fn write(
     if has_latents(config.arch()) {
         latent::Sizes::read(&config)?.write(&config, &mut writer)?;
     }
-    pooling::write(&mut writer, source, config.arch())?;
+    match options.ranks {
+        true => choice::write(&mut writer, config.arch()),
+        false => pooling::write(&mut writer, source, config.arch())?,
+    }
     vocab::write(&mut writer, source, &config)?;
     for (planned, format) in plan.iter().zip(&formats) {
         writer.add_tensor_info(&planned.name, &planned.dims(), format);

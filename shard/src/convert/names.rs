@@ -121,6 +121,26 @@ impl Planned {
         }
     }
 
+    /// The matrix called `name` of some rows of this one; `None` where it has not all of them in one tensor of the checkpoint.
+    pub fn some_rows(&self, name: &str, rows: &[usize]) -> Option<Self> {
+        let [Piece::Rows { tensor, rows: all }] = &self.pieces[..] else { return None };
+        let piece = |row: &usize| {
+            let row = all.start + row;
+            all.contains(&row).then(|| Piece::Rows { tensor: tensor.clone(), rows: row..row + 1 })
+        };
+        let pieces = rows.iter().map(piece).collect::<Option<_>>()?;
+        Some(Self {
+            name: name.into(),
+            cols: self.cols,
+            vector: false,
+            stacked: 1,
+            pieces,
+            permute: None,
+            add_one: false,
+            columns: None,
+        })
+    }
+
     /// Errors: an expert that no tensor of the checkpoint brought.
     fn check_experts(&self) -> Result<()> {
         let missing = |piece: &Piece| matches!(piece, Piece::Rows { tensor, .. } if tensor.is_empty());

@@ -26,14 +26,33 @@ struct Vocab {
     types: Vec<i32>,
 }
 
-/// Adds everything below `tokenizer.` to the file.
-pub(super) fn write(writer: &mut Writer, folder: &Folder, config: &Config) -> Result<()> {
-    let json = folder.json("tokenizer.json")?.ok_or_else(|| {
+/// The tokenizer file.
+fn read(folder: &Folder) -> Result<Value> {
+    folder.json("tokenizer.json")?.ok_or_else(|| {
         Error::invalid(format!(
             "{} holds no tokenizer.json; publishers that ship only tokenizer.model need it converted with `transformers` first",
             folder.path().display()
         ))
-    })?;
+    })
+}
+
+/// The ids of tokens by their texts.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a vocabulary that lacks one.
+pub(super) fn ids<const N: usize>(folder: &Folder, config: &Config, texts: [&str; N]) -> Result<[usize; N]> {
+    let vocab = tokens(&read(folder)?, config.vocab()?)?;
+    let mut ids = [0; N];
+    for (id, text) in ids.iter_mut().zip(texts) {
+        let at = vocab.tokens.iter().position(|token| token == text);
+        *id = at.ok_or_else(|| Error::unsupported(format!("a vocabulary without the token \"{text}\"")))?;
+    }
+    Ok(ids)
+}
+
+/// Adds everything below `tokenizer.` to the file.
+pub(super) fn write(writer: &mut Writer, folder: &Folder, config: &Config) -> Result<()> {
+    let json = read(folder)?;
     let settings = folder.json("tokenizer_config.json")?.unwrap_or(Value::Null);
     let model = &json["model"];
     if model["type"].as_str() == Some("WordPiece") {
