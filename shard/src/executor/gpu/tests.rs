@@ -147,7 +147,7 @@ fn products_are_those_of_the_scalar_specification() {
             }
         }
     }
-    assert_eq!(formats, 2 * 17, "formats that were compared");
+    assert_eq!(formats, 2 * 18, "formats that were compared");
 }
 
 #[test]
