@@ -226,7 +226,8 @@ fn checkpoints_are_converted_by_a_confined_process() {
     let path = folder.path().join("out.gguf");
     let output = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     let task = json!({
-        "folder": "published", "name": "llama", "gguf": false, "format": "f16", "rules": [], "importance_bytes": null, "threads": 2,
+        "folder": "published", "name": "llama", "gguf": false, "format": "f16", "rules": [], "importance_bytes": null, "ranks": false,
+        "threads": 2,
         "files": files.iter().map(|(name, bytes, _)| (name, bytes)).collect::<Vec<_>>(),
     });
     let handed: Vec<&fs::File> =
