@@ -131,6 +131,22 @@ fn digests(rows: u32, wire: Wire, bytes: &[u8]) -> Vec<Row> {
     bytes.chunks_exact(row.max(1)).map(|bytes| Row::of(wire, bytes)).collect()
 }
 
+/// The bills of a session's chains, once the requester says that positions below `upto` are confirmed.
+///
+/// It says so of its latest epoch. A chain of an earlier one, whose layers another node took over, may end with drafts that were
+/// decided there and not here: of it counts what was confirmed in its own time.
+pub(super) fn bills<'c>(
+    chains: impl IntoIterator<Item = &'c mut CommitmentChain>,
+    upto: u32,
+    stage: &Identity,
+    unix_s: u32,
+) -> Vec<Settlement> {
+    let mut chains: Vec<_> = chains.into_iter().collect();
+    let latest = chains.iter().map(|chain| chain.chain.epoch()).max();
+    let said = |chain: &CommitmentChain| if Some(chain.chain.epoch()) == latest { upto } else { 0 };
+    chains.iter_mut().filter_map(|chain| chain.settle(said(chain), stage, unix_s)).collect()
+}
+
 /// What a stage and its requester agree on with a lease.
 pub(super) fn terms(lease: &Lease, requester: NodeId, (hidden, class): (u32, Class)) -> Terms {
     Terms {
@@ -329,7 +345,7 @@ impl CommitmentChain {
 
     /// The commitment to everything confirmed and the bill for it, once the requester says that positions below `upto` are
     /// confirmed; `None` when there is nothing, or it cannot be signed for.
-    pub(super) fn settle(&mut self, upto: u32, stage: &Identity, unix_s: u32) -> Option<Settlement> {
+    fn settle(&mut self, upto: u32, stage: &Identity, unix_s: u32) -> Option<Settlement> {
         let confirmed = self.confirmed.max(upto);
         self.truncate(confirmed);
         let commit = self.chain.conclude(stage).or(self.last)?;
@@ -399,6 +415,28 @@ mod tests {
         let mut rests = filed(&[true]);
         rests.rests_on = Some(NodeId::numbered(2));
         assert!(!rests.may_be_filed());
+    }
+
+    /// Of two chains, the requester's word is about the one of its latest epoch; the other one's drafts are not signed for.
+    #[test]
+    fn drafts_of_an_earlier_epoch_are_not_signed_for() {
+        let stage = Identity::generate().unwrap();
+        let chain = |epoch: u32, rows: u32, drafted: u16| {
+            let mut chain =
+                CommitmentChain::new(&lease(epoch, false), NodeId::numbered(1), (1, Class::D1), 9, 9);
+            let bytes = vec![0; 4 * rows as usize];
+            let header = Header { drafted, ..Header::activations(Wire::Raw, epoch, 1, 0, rows, 1).unwrap() };
+            chain.received(&header, &bytes, false);
+            chain.computed(0, rows, Wire::Raw, &bytes, false, &stage).unwrap();
+            chain
+        };
+        let billed = |mut chains: Vec<CommitmentChain>, upto| -> Vec<u32> {
+            let bills = bills(&mut chains, upto, &stage, 9);
+            bills.iter().map(|bill| Commit::open(&bill.commit, stage.node()).unwrap().pos).collect()
+        };
+        assert_eq!(billed(vec![chain(1, 7, 3), chain(3, 7, 3)], 6), [4, 6]);
+        assert_eq!(billed(vec![chain(3, 7, 3), chain(1, 7, 0)], 6), [6, 7]);
+        assert_eq!(billed(vec![chain(1, 7, 3)], 6), [6]);
     }
 
     /// An honest holder is not blamed for what follows from rows that its requester changed.

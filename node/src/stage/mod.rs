@@ -54,7 +54,7 @@ use tokio::{
 use tracing::Instrument;
 
 use self::{
-    commitment_chain::{CommitmentChain, Finding, Liable},
+    commitment_chain::{CommitmentChain, Finding, Liable, bills},
     inputs::Inputs,
     lazy_log::{Frame, LazyLog},
     neighbors::Neighbors,
@@ -305,8 +305,8 @@ impl Running {
         }
         let identity = &self.stage.identity;
         let (upto, now) = (*upto, clock::receipt_s());
-        let settled = self.words.values_mut().filter_map(|word| word.settle(upto, identity, now));
-        let settled = if withholds() { Vec::new() } else { settled.take(MAX_SETTLED).collect() };
+        let mut settled = bills(self.words.values_mut(), upto, identity, now);
+        settled.truncate(if withholds() { 0 } else { MAX_SETTLED });
         if let Some((_, _, answer)) = self.settling.take() {
             let _ = answer.send(Answer::Settled(settled));
         }

@@ -217,6 +217,11 @@ impl Chain {
         }
     }
 
+    /// The epoch that it goes on under.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
     /// Positions in it.
     pub fn positions(&self) -> u32 {
         self.heads.len() as u32 - 1
