@@ -1,14 +1,12 @@
 //! A decoder that ranks texts (Qwen 3 Reranker): the rows of its head for yes and no once more, which is all that its score needs.
 
-use super::{config::Config, folder::Folder, formats::is_head, names::Planned, vocab};
+use super::{config::Config, folder::Folder, formats::is_head, names::Planned, pooling::RANK, vocab};
 use crate::{Error, Result, gguf::Writer};
 
 /// The only family whose engine reads such rows.
 const FAMILY: &str = "qwen3";
 /// What the model chooses between, the first for a text that fits.
 const WORDS: [&str; 2] = ["yes", "no"];
-/// The pooling of a model that ranks texts, as `pooling_type` numbers it.
-const RANK: u32 = 4;
 
 /// The rows, from the head in `plan`, or from the embedding that is `tied` to it.
 ///

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{checkpoint::Checkpoint, config::Config, names::Planned};
+use super::{checkpoint::Checkpoint, config::Config, names::Planned, pooling::RANK};
 use crate::{Error, Result, gguf::Writer};
 
 /// Sizes: the names in config.json, those of nomic-embed-text's own last, and the name in GGUF.
@@ -72,9 +72,6 @@ fn ranks(config: &Config) -> bool {
     let classes = config.strings("architectures").unwrap_or_default();
     classes.iter().any(|class| class.ends_with("ForSequenceClassification"))
 }
-
-/// The pooling of a model that ranks texts, as `pooling_type` numbers it.
-const RANK: u32 = 4;
 
 /// Adds the model's metadata but for what all models have.
 ///

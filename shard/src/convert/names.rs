@@ -106,19 +106,14 @@ impl Piece {
 }
 
 impl Planned {
+    /// These pieces one after the other as they are: one matrix, or a vector.
+    fn plain(name: String, cols: usize, vector: bool, pieces: Vec<Piece>) -> Self {
+        Self { name, cols, vector, stacked: 1, pieces, permute: None, add_one: false, columns: None }
+    }
+
     pub fn matrix(name: String, tensor: &str, stored: &Stored) -> Self {
-        let vector = stored.shape.len() < 2;
         let pieces = vec![Piece::Rows { tensor: tensor.into(), rows: 0..stored.rows() }];
-        Self {
-            name,
-            cols: stored.cols(),
-            vector,
-            stacked: 1,
-            pieces,
-            permute: None,
-            add_one: false,
-            columns: None,
-        }
+        Self::plain(name, stored.cols(), stored.shape.len() < 2, pieces)
     }
 
     /// The matrix called `name` of some rows of this one; `None` where it has not all of them in one tensor of the checkpoint.
@@ -129,16 +124,7 @@ impl Planned {
             all.contains(&row).then(|| Piece::Rows { tensor: tensor.clone(), rows: row..row + 1 })
         };
         let pieces = rows.iter().map(piece).collect::<Option<_>>()?;
-        Some(Self {
-            name: name.into(),
-            cols: self.cols,
-            vector: false,
-            stacked: 1,
-            pieces,
-            permute: None,
-            add_one: false,
-            columns: None,
-        })
+        Some(Self::plain(name.into(), self.cols, false, pieces))
     }
 
     /// Errors: an expert that no tensor of the checkpoint brought.
@@ -226,18 +212,7 @@ fn interleave(values: &[f32], head_dim: usize, cols: usize) -> Vec<f32> {
 pub(super) fn plan(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<Vec<Planned>> {
     let mut planner = Planner { config, checkpoint, planned: BTreeMap::new() };
     for (name, values) in config.rope_tensors()? {
-        let cols = values.len();
-        let pieces = vec![Piece::Values(values)];
-        planner.add(Planned {
-            name: name.into(),
-            cols,
-            vector: true,
-            stacked: 1,
-            pieces,
-            permute: None,
-            add_one: false,
-            columns: None,
-        })?;
+        planner.add(Planned::plain(name.into(), values.len(), true, vec![Piece::Values(values)]))?;
     }
     for name in checkpoint.names() {
         planner.tensor(name)?;

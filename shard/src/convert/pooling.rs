@@ -5,6 +5,8 @@ use serde_json::Value;
 use super::folder::{Folder, POOLING as FILE};
 use crate::{Error, Result, gguf::Writer};
 
+/// The pooling of a model that ranks texts, as `pooling_type` numbers it.
+pub(super) const RANK: u32 = 4;
 /// Truth values of the file that name a mode.
 const PREFIX: &str = "pooling_mode_";
 
