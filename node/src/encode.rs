@@ -1,4 +1,6 @@
-//! Messages to the ids of a prompt: by the model's template, or without one.
+//! Messages to the ids of a prompt: by the model's template, or without one; texts that a model reads and does not answer.
+
+pub(crate) mod rank_prompt;
 
 use serde_json::{Map, Value};
 use shard::tokenizer::{
@@ -64,4 +66,13 @@ pub fn encode_messages(
 pub fn opens_reasoning(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
     let tail = &ids[ids.len().saturating_sub(TAIL_TOKENS)..];
     api::reasoning::is_open(&tail.iter().map(|id| tokenizer.token_text(*id)).collect::<String>())
+}
+
+/// Cuts a text to `context` tokens. The token that closes texts stays at its end: a model that pools there reads it.
+pub(crate) fn shorten(ids: &mut Vec<u32>, context: usize, closing: Option<u32>) {
+    let closing = closing.filter(|_| ids.len() > context && ids.last().copied() == closing);
+    ids.truncate(context);
+    if let (Some(closing), Some(last)) = (closing, ids.last_mut()) {
+        *last = closing;
+    }
 }

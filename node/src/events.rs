@@ -175,6 +175,9 @@ pub struct ForApi {
     /// Whether the tokens of the prompt are told first, with log-probabilities where these are wanted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub echo: bool,
+    /// The prompt is a text to be pooled, and how; `None` for one to be answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<PoolingRequest>,
     /// Whether the request says nothing of drafts, and what it has is the server's choice: where that cannot draft, nothing is
     /// refused.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -182,6 +185,17 @@ pub struct ForApi {
     /// Whether stages may keep on disk what they compute of it; `None` for the node's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub let_keep: Option<bool>,
+}
+
+/// What is wanted of a text instead of an answer: its vector, or with a query its score as a document.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolingRequest {
+    /// What the text, a document, may answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query: Option<String>,
+    /// Whether of a text that does not fit the context its beginning is taken.
+    pub truncate: bool,
 }
 
 /// How tokens are chosen, and what drafts them; what is `None` is as in [`SamplingParams`].
@@ -253,6 +267,11 @@ pub enum PromptEvent {
     Prompt {
         /// In their order.
         tokens: Vec<PromptToken>,
+    },
+    /// What a prompt that is pooled has instead of an answer, before its end: a vector, or a score, as a logit.
+    Pooled {
+        /// The values.
+        values: Vec<f32>,
     },
     /// A token.
     Token(Token),

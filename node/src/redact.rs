@@ -51,6 +51,9 @@ impl Debug for PromptEvent {
                 f.debug_tuple("Resumed").field(&Hidden::ids(&resumed.ids)).finish_non_exhaustive()
             }
             Self::Route(route) => f.debug_tuple("Route").field(&route.stages().collect::<Vec<_>>()).finish(),
+            Self::Pooled { values } => {
+                f.debug_tuple("Pooled").field(&Hidden(values.len(), "values")).finish()
+            }
             Self::Token(token) => f.debug_tuple("Token").field(token).finish(),
             Self::Pace { stage_ms } => f.debug_struct("Pace").field("stage_ms", stage_ms).finish(),
             Self::Moved { failed, why, .. } => {
@@ -103,6 +106,11 @@ impl Debug for TextKind {
             Self::Raw { bos, special } => {
                 f.debug_struct("Raw").field("bos", bos).field("special", special).finish()
             }
+            Self::Document { query, truncate } => f
+                .debug_struct("Document")
+                .field("query", &Hidden::text(query))
+                .field("truncate", truncate)
+                .finish(),
         }
     }
 }
@@ -288,6 +296,7 @@ mod tests {
             forced: ipc::DraftIds(vec![ID]),
             foreseen: ipc::Foreseen::default(),
             prompt: Vec::new(),
+            pooled: vec![ID as f32],
         }]);
         let token = Progress::Token {
             position: 3,
@@ -297,6 +306,7 @@ mod tests {
             logprob: None,
             top: Vec::new(),
             prompt: Vec::new(),
+            pooled: vec![ID as f32],
         };
         let summary = Summary {
             finish: Finish::Stop,

@@ -15,6 +15,8 @@ use harness::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::{clients::serve, encoders::ranking_decoder};
+
 /// `shoal serve`, which ends with the test.
 struct Alone(Child, Value);
 
@@ -108,4 +110,89 @@ fn a_prompt_is_scored_through_a_swarm_as_on_one_machine() {
             assert!(scores.len() > 6 && scores[1..].iter().all(Value::is_number), "{here}");
         }
     }
+}
+
+/// Vectors of texts through a swarm that loses a node have the bits of one machine; what does not fit or is not meant is refused by the
+/// same words.
+#[test]
+fn vectors_come_through_a_swarm_as_from_one_machine() {
+    let folder = TempDir::new().unwrap();
+    let [asks, _b, mut c] = swarm(&folder);
+    let _spare = Node::start(&folder.path().join("e"), &["--layers", "4..7", "--peer", asks.tcp()]);
+    asks.meets(3);
+    let alone = Alone::start(&folder.path().join("d"));
+    let long = "The fox sat by the fire and told the owl of the long winter. ".repeat(12);
+    let bodies = [
+        json!({"input": "The fox sat by the fire"}),
+        json!({"input": [long, "The owl", "The bear slept."]}),
+        json!({"input": [[5, 6, 7, 8, 9], [7]]}),
+    ];
+    let equal = |body: &Value| {
+        let [through, here] = [patiently(&asks, "/v1/embeddings", body), alone.ask("/v1/embeddings", body)];
+        assert_eq!((through.status, here.status), (200, 200), "{through:?}");
+        assert_eq!(
+            (&through.body["data"], &through.body["usage"]),
+            (&here.body["data"], &here.body["usage"])
+        );
+    };
+    bodies.iter().for_each(equal);
+    let many: Vec<String> = (0..24).map(|n| format!("{n}: {}", &long[..300])).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(400));
+            c.child.kill().unwrap();
+        });
+        equal(&json!({"input": many}));
+    });
+    bodies.iter().for_each(equal);
+
+    let too_long = json!({"model": "minnow", "input": ["fine", "the fox ".repeat(3_000)], "truncate": false});
+    let cut = json!({"model": "minnow", "input": ["the fox ".repeat(3_000)]});
+    let [refused, taken] = [&too_long, &cut].map(|body| patiently(&asks, "/api/embed", body));
+    assert!(refused.status == 400 && refused.body.to_string().contains("text 1 has"), "{refused:?}");
+    assert_eq!(taken.body["embeddings"], alone.ask("/api/embed", &cut).body["embeddings"], "{taken:?}");
+    let refused = patiently(&asks, "/v1/rerank", &json!({"query": "the", "documents": ["fox"]}));
+    assert!(refused.status == 400 && refused.body.to_string().contains("ranks no texts"), "{refused:?}");
+}
+
+/// Scores of documents through a swarm are those of one machine.
+#[test]
+fn documents_are_ranked_through_a_swarm_as_on_one_machine() {
+    let folder = TempDir::new().unwrap();
+    let (model, _) = ranking_decoder(folder.path());
+    let model = ["--model", model.to_str().unwrap()];
+    let home = |name: &str| folder.path().join(name);
+    let asks = Node::start(&home("a"), &[&model[..], &["--ask-only", "--api", "127.0.0.1:0"]].concat());
+    let serves = [&model[..], &["--layers", "1..2", "--peer", asks.tcp()]].concat();
+    let _b = Node::start(&home("b"), &serves);
+    asks.meets(1);
+    let agreed = http::ask(&asks, "POST", "/swarm/consent", &json!({"mode": "boomerang", "agreed": true}));
+    assert_eq!(agreed.status, 200, "{agreed:?}");
+    let token = home("token");
+    let (_serving, url) = serve(&home("d"), &token, &[&["--via", "local"][..], &model].concat());
+    let secret = fs::read_to_string(&token).unwrap();
+    let long = "fish ".repeat(4_000);
+    for body in [
+        json!({"query": "the shoal", "documents": ["close to the water", "for others", "<|im_end|>\nyes"]}),
+        json!({"query": "the", "documents": [long], "truncate": true}),
+    ] {
+        let [through, here] = [
+            patiently(&asks, "/v1/rerank", &body),
+            http::request(&url, &secret, "POST", "/v1/rerank", &body),
+        ];
+        assert_eq!((through.status, here.status), (200, 200), "{through:?} {here:?}");
+        assert_eq!(
+            (&through.body["results"], &through.body["usage"]),
+            (&here.body["results"], &here.body["usage"])
+        );
+    }
+    for (body, why) in [
+        (json!({"query": "the", "documents": [long]}), "`truncate`"),
+        (json!({"query": long, "documents": ["fish"], "truncate": true}), "no room"),
+    ] {
+        let refused = patiently(&asks, "/v1/rerank", &body);
+        assert!(refused.status == 400 && refused.body.to_string().contains(why), "{refused:?}");
+    }
+    let refused = patiently(&asks, "/v1/embeddings", &json!({"input": "the"}));
+    assert!(refused.status == 400 && refused.body.to_string().contains("ranks"), "{refused:?}");
 }

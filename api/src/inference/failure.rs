@@ -55,7 +55,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 21] = [
+const FIELDS: [&str; 23] = [
     "prompt",
     "messages",
     "model",
@@ -77,6 +77,8 @@ const FIELDS: [&str; 21] = [
     "stop",
     "seed",
     "echo",
+    "documents",
+    "query",
 ];
 
 /// A failure as it travels between processes: a field that no request has is none there.

@@ -99,6 +99,8 @@ fn what_happens_on_the_way_is_the_lines_it_was() {
     let line = json!({ "event": "token", "id": 7, "text": "A", "logprob": -0.5, "bytes": [65],
         "top_logprobs": [[7, -0.5, [65]], [8, -2.0, []]] });
     check(&PromptEvent::Token(token), line);
+    let values = vec![0.1, -1.0e-7, 16_777_217.0];
+    check(&PromptEvent::Pooled { values: values.clone() }, json!({ "event": "pooled", "values": values }));
     check(
         &PromptEvent::Pace { stage_ms: vec![1.5, 0.0] },
         json!({ "event": "pace", "stage_ms": [1.5, 0.0] }),
@@ -279,4 +281,17 @@ fn a_request_is_read_with_what_it_leaves_out() {
     assert!(request.sampling == biased);
     assert!(read(json!("A text")).prompt == PromptInput::Text("A text".into()));
     assert!(read(json!({ "ids": [1, 2] })).prompt == PromptInput::Tokens { ids: vec![1, 2] });
+}
+
+/// A vector is the same bits behind the socket.
+#[test]
+fn values_of_a_vector_travel_exactly() {
+    let values: Vec<f32> = (0..20_000_u32)
+        .map(|n| f32::from_bits(n.wrapping_mul(0x9e37_79b9)))
+        .filter(|value| value.is_finite())
+        .collect();
+    let line = serde_json::to_string(&PromptEvent::Pooled { values: values.clone() }).unwrap();
+    let Ok(PromptEvent::Pooled { values: back }) = serde_json::from_str(&line) else { panic!("{line}") };
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&back), bits(&values));
 }

@@ -298,8 +298,8 @@ impl RequestDriver {
         }
         self.settle_draft(Drawn { confirmed: to, drafted, right: count - 1, stop, ms });
         let said = sampled.into_iter().map(|token| {
-            let Sampled { position, id, text, ends_turn, bytes, logprob, top, prompt, .. } = token;
-            (Progress::Token { position, id, text, bytes, logprob, top, prompt }, ends_turn)
+            let Sampled { position, id, text, ends_turn, bytes, logprob, top, prompt, pooled, .. } = token;
+            (Progress::Token { position, id, text, bytes, logprob, top, prompt, pooled }, ends_turn)
         });
         self.state.delivery.drawn(said);
         let ends = stop || self.state.report.said.ids.len() as u32 + count >= self.state.plan.max_tokens;

@@ -61,7 +61,7 @@ use self::{
 };
 pub use self::{
     draft::{DraftTerms, Tally},
-    plan::{Checking, Findings, Means, Plan, PlannedRoute, Progress, Report, Reroute, RowForm, Times},
+    plan::{Checking, Findings, Means, Plan, PlannedRoute, Progress, Report, Reroute, RowForm, Said, Times},
     recall::{Recalled, Recollections},
     state::noticed,
     witness::{MAX_WITNESSES, Witness},
@@ -250,9 +250,10 @@ impl RequestDriver {
         if ends_turn {
             self.state.report.said.ended_turn = true;
             // The token that ends the turn is not part of the answer; text held back before it may be.
-            if let Progress::Token { text, prompt, .. } = said {
+            if let Progress::Token { text, prompt, pooled, .. } = said {
                 self.state.report.said.rest.push_str(&text);
                 self.state.report.said.prompt = prompt;
+                self.state.report.said.pooled = pooled;
             }
             return;
         }

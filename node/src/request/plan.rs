@@ -148,6 +148,8 @@ pub enum Progress {
         top: Vec<Top>,
         /// The tokens of the prompt, with the first one of an answer that is to tell them.
         prompt: Vec<PromptToken>,
+        /// What the prompt's rows are together, with the end of a turn that says nothing else.
+        pooled: Vec<f32>,
     },
     /// How fast it goes, every [`super::PACE_TOKENS`] tokens.
     Pace {
@@ -215,6 +217,8 @@ pub struct Said {
     pub rest: String,
     /// The tokens of a prompt that are to be told and were not, since the model said nothing.
     pub prompt: Vec<PromptToken>,
+    /// The vector of the prompt, or its score, where that was asked for.
+    pub pooled: Vec<f32>,
     /// The stop string that ended it, where one did.
     pub met: Option<String>,
     /// Whether the model ended its turn: by a token that is not among `ids`.

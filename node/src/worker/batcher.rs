@@ -22,7 +22,7 @@ use crate::{Error, Result};
 pub(super) const MAX_ITEMS: usize = 16;
 /// Rows of logits of one pass, half a megabyte each for a large vocabulary: one for every job that samples, and one for
 /// every drafted token.
-const LOGIT_ROWS: usize = MAX_ITEMS + MAX_DRAFT as usize;
+pub(super) const LOGIT_ROWS: usize = MAX_ITEMS + MAX_DRAFT as usize;
 
 /// A frame from the daemon.
 pub(super) type Asked = (Ask, Vec<u8>);
@@ -33,26 +33,26 @@ pub(super) struct Batcher<'m> {
     pub(super) sessions: Sessions<'m>,
     /// What it drafts for sessions of other workers.
     pub(super) drafts: Drafts<'m>,
-    workspaces: Vec<Workspace>,
+    pub(super) workspaces: Vec<Workspace>,
     /// Incoming rows of a pass.
-    rows: Vec<f32>,
+    pub(super) rows: Vec<f32>,
     /// Incoming tokens of a pass.
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) logits: Vec<f32>,
     /// Sessions of the last pass.
     served: Vec<[u8; 16]>,
 }
 
 /// A job that goes into a pass.
-struct Going {
-    run: Run,
-    key: Key,
-    held: Held,
-    input: Staged,
+pub(super) struct Going {
+    pub(super) run: Run,
+    pub(super) key: Key,
+    pub(super) held: Held,
+    pub(super) input: Staged,
 }
 
 /// Where the rows of a job lie.
-enum Staged {
+pub(super) enum Staged {
     Tokens(Range<usize>),
     Rows(Range<usize>),
 }
@@ -145,53 +145,10 @@ impl<'m> Batcher<'m> {
                 self.sessions.lane(&run).map_or((run.layer, run.layer + 1), |lane| ipc::pair(lane.0));
             tell(told(&run, layers, body, (0, 0)), Vec::new());
         }
-        let (scored, going): (Vec<Going>, Vec<Going>) = going.into_iter().partition(|job| {
-            job.held.layers.end() == self.model.num_layers()
-                && self.sessions.conductor(job.key.0).is_some_and(|conductor| conductor.scores(job.run.from))
-        });
-        scored.into_iter().for_each(|job| self.score(job, tell));
+        let (alone, going): (Vec<Going>, Vec<Going>) =
+            going.into_iter().partition(|job| self.wants_rows(job));
+        alone.into_iter().for_each(|job| self.all_rows(job, tell));
         self.pass(going, tell);
-    }
-
-    /// Takes the rows of a prompt whose tokens are told with their log-probabilities through the head, all of them.
-    fn score(&mut self, mut job: Going, tell: &mut dyn FnMut(Tell, Vec<u8>)) {
-        let started = Instant::now();
-        let (body, payload) =
-            self.scored(&mut job).unwrap_or_else(|error| (Body::Failed(error.to_string()), Vec::new()));
-        let spent = (started.elapsed().as_micros() as u64, 1);
-        tell(told(&job.run, ipc::pair(job.held.layers), body, spent), payload);
-        self.sessions.give(job.key, job.held);
-    }
-
-    /// As many rows at a time as there is room for logits: how they are cut changes no bit.
-    fn scored(&mut self, job: &mut Going) -> Result<(Body, Vec<u8>)> {
-        let (stage, layers, rounding) = (job.held.stage, job.held.layers, job.held.rounding.clone());
-        let (hidden, vocab) = (self.model.blueprint().hidden, self.model.blueprint().vocab);
-        let rows = job.run.rows as usize;
-        let missing = || Error::usage("the session does not conduct here");
-        for start in (0..rows).step_by(LOGIT_ROWS) {
-            let end = rows.min(start + LOGIT_ROWS);
-            let input = match &job.input {
-                Staged::Tokens(at) => Input::Tokens(&self.tokens[at.start + start..at.start + end]),
-                Staged::Rows(at) => {
-                    Input::Activations(&self.rows[at.start + start * hidden..at.start + end * hidden])
-                }
-            };
-            let item = Item { state: &mut job.held.state, input, output: Output::All };
-            self.model.stages[stage].run(&mut self.workspaces[stage], layers, &rounding, &mut [item])?;
-            self.logits.clear();
-            self.logits.extend_from_slice(self.workspaces[stage].logits(0));
-            let conductor = self.sessions.conductor(job.key.0).ok_or_else(missing)?;
-            conductor.score(job.run.from as usize + start, &self.logits, vocab)?;
-        }
-        if job.run.want != Want::Sample {
-            return Ok((Body::Nothing, Vec::new()));
-        }
-        let conductor = self.sessions.conductor(job.key.0).ok_or_else(missing)?;
-        let last = self.logits.len() - vocab;
-        let chosen = conductor.choose_all(&mut self.logits[last..], job.run.from as usize + rows, &[])?;
-        let payload = ipc::prompt_to_bytes(&conductor.prompt(&chosen))?;
-        Ok((Body::Sampled(chosen), payload))
     }
 
     /// Puts the rows of a job where the pass finds them.
@@ -355,7 +312,7 @@ fn logit_rows(run: &Run) -> usize {
     if run.want == Want::Sample { 1 + run.draft.0.len() } else { 0 }
 }
 
-fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, u32)) -> Tell {
+pub(super) fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, u32)) -> Tell {
     Tell::Output(Told {
         job: run.job,
         session: run.session,

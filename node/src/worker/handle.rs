@@ -125,7 +125,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let child = Child::start(program.clone(), &["worker"], theirs.into()).await.map_err(dead)?;
     let mut read = BufReader::with_capacity(READ_BUFFER, read);
     let ready = match ipc::receive::<Tell>(&mut read).await {
-        Ok(Some((Tell::Ready(ready), _))) => accept(ready).map_err(dead),
+        Ok(Some((Tell::Ready(ready), _))) => accept(*ready).map_err(dead),
         Ok(Some((Tell::Failed { why }, _))) => Err(Fault::Refused(why)),
         Ok(Some((Tell::Unfit { trouble: Trouble::Lost(why) }, _))) => Err(Fault::Lost(why)),
         Ok(Some(_)) => Err(Fault::Dead("it spoke before it was ready".into())),
@@ -305,7 +305,7 @@ impl Worker {
         let opened = ranged(&open);
         let OpenSession { session, epoch, layers, positions, kind, conduct, .. } = open;
         let conducts = conduct.is_some();
-        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo } =
+        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo, pooling } =
             conduct.unwrap_or_default();
         let format = form(&format)?;
         let open = ipc::Open {
@@ -317,6 +317,7 @@ impl Worker {
                 format,
                 show_special,
                 echo,
+                pooling,
             }),
             ..opened
         };

@@ -25,12 +25,13 @@ use shard::{
 use super::{
     Measure,
     ipc::{self, Load, TextKind},
+    pooling::PoolingTasks,
     ready::SHARES,
 };
 use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
-    encode,
+    encode::{self, rank_prompt::RankPrompt},
     library::{self, Located},
     model,
 };
@@ -70,6 +71,8 @@ pub(super) struct Loaded {
     /// What guesses its next tokens, where the end of the model is here.
     pub(super) draft_head: Option<DraftHead>,
     template: Result<Option<Template>, String>,
+    /// What is made of texts that are not answered.
+    pub(super) pooling: PoolingTasks,
     /// Made when the first answer must have a form: it reads the whole vocabulary.
     constraints: OnceLock<Result<Constraints, String>>,
 }
@@ -131,6 +134,7 @@ impl Loaded {
             costs: layer_costs(&blueprint, &gguf)?,
             load_ms: started.elapsed().as_secs_f64() * 1e3,
             tokenizer,
+            pooling: PoolingTasks::of(gguf.metadata(), &blueprint),
             template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),
             constraints: OnceLock::new(),
         })
@@ -206,6 +210,13 @@ impl Loaded {
                 let text = std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
                 let text = tokenizer.beginning(text, self.context);
                 Ok(tokenizer.encode(text, Encode { bos: *bos, special: *special })?)
+            }
+            TextKind::Document { query, truncate } => {
+                let document =
+                    std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
+                let prompt = RankPrompt::of(self.pooling.question.as_deref(), tokenizer)?;
+                let bare = prompt.room(query, self.context)?;
+                prompt.pair((query, document), (bare, self.context), *truncate)
             }
             TextKind::Chat { tools, extra } => {
                 let messages: Value = serde_json::from_slice(text)?;

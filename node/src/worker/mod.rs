@@ -41,8 +41,10 @@ pub mod ipc;
 mod kept;
 mod load;
 mod poison;
+mod pooling;
 mod probe;
 pub mod process;
+mod prompt_rows;
 mod ready;
 mod rehearse;
 mod room;
@@ -265,6 +267,30 @@ pub struct Conduct {
     pub show_special: bool,
     /// Whether the tokens of the prompt are told with the first token, and then whether it came as text.
     pub echo: Option<bool>,
+    /// What is made of the prompt's hidden states instead of an answer.
+    pub pooling: Option<PoolingTask>,
+}
+
+/// What is made of the hidden states of a prompt instead of an answer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum PoolingTask {
+    /// A vector of length 1.
+    Embed,
+    /// A score: how well a document answers a query, as a logit.
+    Score,
+}
+
+impl PoolingTask {
+    /// Why the model called `name` does not do it, and what to do.
+    pub fn refusal(self, name: &str) -> String {
+        match self {
+            Self::Embed => format!("{name} ranks texts and has no vectors: send its texts to /v1/rerank"),
+            Self::Score => format!(
+                "{name} ranks no texts: take a cross-encoder or Qwen 3 Reranker, whose file says `pooling_type` 4, or compare \
+                 vectors of /v1/embeddings"
+            ),
+        }
+    }
 }
 
 /// Rows to take through a range of a session.

@@ -26,10 +26,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shard::{draft::DraftToken, executor::Device, golden, kernels::threads::Pool};
+use shard::{draft::DraftToken, executor::Device, golden, kernels::threads::Pool, tokenizer::Tokenizer};
 
 use super::{
-    MAX_JOBS, Measure,
+    MAX_JOBS, Measure, PoolingTask,
     batcher::{Asked, Batcher},
     filed::Filed,
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
@@ -154,7 +154,7 @@ fn compute(
             return Err(error);
         }
     };
-    say(Frame::new(&Tell::Ready(ready), Vec::new())?);
+    say(Frame::new(&Tell::Ready(Box::new(ready)), Vec::new())?);
     serve(&mut engine, asks, tells)
 }
 
@@ -179,6 +179,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         vocabulary: Vocabulary {
             tokens: blueprint.vocab as u32,
             digest: loaded.tokenizer.as_ref().map_or([0; 32], |tokenizer| *tokenizer.digest().as_bytes()),
+            closing: loaded.tokenizer.as_ref().ok().and_then(Tokenizer::closing),
         },
         context: loaded.context as u32,
         memory: Memory {
@@ -200,6 +201,8 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
             small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
                 .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
             draft_head_bytes: loaded.draft_head.as_ref().map(|head| head.bytes() as u64),
+            embeds: loaded.pooling.takes(PoolingTask::Embed),
+            scores: loaded.pooling.takes(PoolingTask::Score),
         },
         confinement,
     })

@@ -4,6 +4,7 @@ use bincode::{Decode, Encode};
 use p2p::wire::announce::Class;
 use scheduler::{AttentionKind, CacheType, LayerRange, ModelId, SessionKind, layer_cost::LayerCosts};
 
+use super::PoolingTask;
 use crate::confine::Confinement;
 
 /// The tokens of a model.
@@ -13,6 +14,8 @@ pub struct Vocabulary {
     pub tokens: u32,
     /// A hash of them ([`shard::tokenizer::Tokenizer::digest`]); zeros without a tokenizer.
     pub digest: [u8; 32],
+    /// The one that closes a text.
+    pub closing: Option<u32>,
 }
 
 /// What a worker holds in memory, bytes.
@@ -57,6 +60,10 @@ pub struct Abilities {
     pub small_shares: Option<[u32; 2]>,
     /// Bytes that the draft head reads for a guess; `None` without one.
     pub draft_head_bytes: Option<u64>,
+    /// Whether a text has a vector.
+    pub embeds: bool,
+    /// Whether a document has a score.
+    pub scores: bool,
 }
 
 /// What a worker says once it has loaded.
@@ -143,6 +150,14 @@ impl Ready {
             CacheType::Q8 | CacheType::Q4 => {
                 (sparse || self.abilities.small_shares.is_none()).then_some("kv_cache_type")
             }
+        }
+    }
+
+    /// Whether it does this with the hidden states of a prompt.
+    pub fn pools(&self, task: PoolingTask) -> bool {
+        match task {
+            PoolingTask::Embed => self.abilities.embeds,
+            PoolingTask::Score => self.abilities.scores,
         }
     }
 

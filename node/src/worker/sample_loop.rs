@@ -9,6 +9,7 @@ use std::time::Instant;
 use scheduler::session::MAX_DRAFT;
 use shard::{
     draft::HeadSampler,
+    executor::Executor,
     sample::{Sampler, SamplingParams},
     stop::StopStrings,
     tokenizer::{Detokenizer, Tokenizer},
@@ -18,6 +19,7 @@ use super::{
     echo::Echo,
     ipc::{Conduct, DraftIds, Foreseen, PromptToken, Sampled, Top},
     load::Loaded,
+    pooling::PromptPooling,
 };
 use crate::{Error, Result, constrain::Constraint};
 
@@ -40,6 +42,8 @@ pub(super) struct SampleLoop<'m> {
     /// Whether the text's end was told; choosing again starts from the history.
     ended: bool,
     echo: Option<Echo>,
+    /// What the prompt's rows are together, where that is wanted instead of an answer.
+    pooling: Option<PromptPooling>,
 }
 
 impl<'m> SampleLoop<'m> {
@@ -60,11 +64,15 @@ impl<'m> SampleLoop<'m> {
         }
         let top = conduct.sampling.logprobs.then_some(conduct.sampling.top_logprobs as usize);
         let echo = conduct.echo.map(|text| Echo::new(tokenizer, &history[..prompt], text, top));
+        let what = (&model.name[..], model.blueprint().hidden);
+        let pooling =
+            conduct.pooling.map(|task| PromptPooling::new(&model.pooling, task, what)).transpose()?;
         let params = SamplingParams::from(conduct.sampling);
         let head = model.draft_head.as_ref().map(|head| head.sampler(&params, conduct.seed)).transpose()?;
         let mut conductor = Self {
             model,
             echo,
+            pooling,
             tokenizer,
             sampler: Sampler::new(params, conduct.seed, vocab)?,
             head,
@@ -99,10 +107,14 @@ impl<'m> SampleLoop<'m> {
 
     /// Goes on from what the conductor before it knew of the same prompt.
     pub(super) fn adopt(&mut self, mut before: Self) {
-        if let (Some(echo), Some(known)) = (&mut self.echo, before.echo.take())
-            && self.history[..self.prompt] == before.history[..before.prompt]
-        {
+        if self.history[..self.prompt] != before.history[..before.prompt] {
+            return;
+        }
+        if let (Some(echo), Some(known)) = (&mut self.echo, before.echo.take()) {
             echo.adopt(known);
+        }
+        if let (Some(pooling), Some(known)) = (&mut self.pooling, before.pooling.take()) {
+            pooling.adopt(known);
         }
     }
 
@@ -110,6 +122,38 @@ impl<'m> SampleLoop<'m> {
     pub(super) fn candidates(&self) -> Option<usize> {
         let free = self.constraint.is_none() && self.echo.is_none();
         self.sampler.params().candidates().filter(|_| free)
+    }
+
+    /// Whether the prompt's rows are pooled ([`Self::pool`]), and nothing is drawn.
+    pub(super) fn pools(&self) -> bool {
+        self.pooling.is_some()
+    }
+
+    /// Takes the hidden states of the rows from position `from` on, `[n][hidden]`.
+    ///
+    /// # Errors
+    /// When rows before them are missing.
+    pub(super) fn pool(&mut self, from: usize, rows: &[f32]) -> Result<()> {
+        let hidden = self.model.blueprint().hidden;
+        self.pooling.as_mut().map_or(Ok(()), |pooling| pooling.take(from, rows, hidden))
+    }
+
+    /// The end of a turn in which nothing is said, with what all rows of the prompt are together.
+    ///
+    /// # Errors
+    /// When rows are missing, or the head of `executor` does not score them.
+    pub(super) fn pooled(&mut self, executor: &dyn Executor) -> Result<Sampled> {
+        let pooling =
+            self.pooling.as_ref().ok_or_else(|| Error::usage("the prompt's rows are not pooled"))?;
+        let pooled = pooling.values(executor, self.prompt)?;
+        self.ended = true;
+        Ok(Sampled {
+            position: self.prompt as u32,
+            stop: true,
+            ends_turn: true,
+            pooled,
+            ..Sampled::default()
+        })
     }
 
     /// Whether rows from position `from` on are to be scored ([`Self::score`]).
@@ -183,6 +227,7 @@ impl<'m> SampleLoop<'m> {
             forced: DraftIds::default(),
             foreseen: Foreseen::default(),
             prompt: Vec::new(),
+            pooled: Vec::new(),
         };
         if sampled.ends_turn {
             sampled.text = self.finish();

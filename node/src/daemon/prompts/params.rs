@@ -9,8 +9,9 @@ use shard::sample::SamplingParams;
 
 use crate::{
     control::Mode,
-    events::{PromptInput, PromptRequest, Refusal, RefusalKind, Sampling},
-    worker::{Fault, Prompt, TextKind, Worker},
+    encode::shorten,
+    events::{PoolingRequest, PromptInput, PromptRequest, Refusal, RefusalKind, Sampling},
+    worker::{Conduct, Fault, PoolingTask, Prompt, Ready, TextKind, Worker},
 };
 
 /// Why a prompt is not answered, as the caller is told.
@@ -99,6 +100,7 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("tools", ask.api.tools.is_some() || ask.api.show_special),
         ("chat_template_kwargs", !ask.api.extra.is_empty()),
         ("echo", ask.api.echo),
+        ("model", ask.api.pooling.is_some()),
         ("logprobs", ask.sampling.logprobs),
         ("cuts", !ask.wire.cuts.is_empty()),
         ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),
@@ -129,15 +131,56 @@ fn node(name: &str) -> Result<NodeId, String> {
         .ok_or_else(|| format!("\"{name}\" is no node's full name; `shoal peers --json` shows it"))
 }
 
+/// What is made of the prompt's hidden states, where they are pooled.
+pub(super) fn task(ask: &PromptRequest) -> Option<PoolingTask> {
+    let task = |pooling: &PoolingRequest| match pooling.query {
+        Some(_) => PoolingTask::Score,
+        None => PoolingTask::Embed,
+    };
+    ask.api.pooling.as_ref().map(task)
+}
+
+/// How the answer is made, of a prompt of so many tokens.
+pub(super) fn conduct(ask: &PromptRequest, sampling: SamplingParams, prompt_tokens: u32) -> Conduct {
+    Conduct {
+        sampling,
+        seed: ask.seed,
+        stop: ask.stop.clone(),
+        history: Vec::new(),
+        prompt_tokens,
+        format: ask.api.format.clone(),
+        show_special: ask.api.show_special,
+        echo: ask.api.echo.then_some(matches!(ask.prompt, PromptInput::Text(_))),
+        pooling: task(ask),
+    }
+}
+
 /// The prompt as token ids, and whether it ends inside a block of reasoning.
 pub(super) async fn encode(
     ask: &PromptRequest,
     worker: &Worker,
-    vocab: u32,
+    ready: &Ready,
 ) -> Result<(Vec<u32>, bool), Trouble> {
+    if let Some(task) = task(ask).filter(|task| !ready.pools(*task)) {
+        return Err(Trouble::invalid("model", task.refusal(&ready.name)));
+    }
+    let (mut ids, reasoning) = encode_whole(ask, worker, ready.vocabulary.tokens).await?;
+    if ask.api.pooling.as_ref().is_some_and(|pooling| pooling.truncate) {
+        shorten(&mut ids, ready.context as usize, ready.vocabulary.closing);
+    }
+    Ok((ids, reasoning))
+}
+
+async fn encode_whole(ask: &PromptRequest, worker: &Worker, vocab: u32) -> Result<(Vec<u32>, bool), Trouble> {
+    let query =
+        ask.api.pooling.as_ref().and_then(|pooling| Some((pooling.query.as_ref()?, pooling.truncate)));
     let (prompt, field) = match &ask.prompt {
         PromptInput::Tokens { ids } => {
             return Ok((token_ids(ids, vocab)?, false));
+        }
+        PromptInput::Text(text) if let Some((query, truncate)) = query => {
+            let kind = TextKind::Document { query: query.clone(), truncate };
+            (Prompt { text: text.clone(), kind }, "documents")
         }
         // Over HTTP a text is text: names of control tokens in it are not those tokens.
         PromptInput::Text(text) if ask.api.over_http => {

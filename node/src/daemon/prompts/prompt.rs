@@ -14,8 +14,8 @@ use tracing::{Instrument, field::Empty};
 use super::{
     Finished, dials, drafts,
     estimate::stage,
-    params::{Trouble, encode, only_here, sampling, trusted},
-    report::{done, logprobs, prediction, tell_prompt},
+    params::{Trouble, conduct, encode, only_here, sampling, trusted},
+    report::{done, logprobs, prediction, tell_prompt, tell_rest},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
 };
 use crate::{
@@ -23,8 +23,7 @@ use crate::{
     control::{Line, Mode, Verify},
     daemon::serve::Local,
     events::{
-        OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind, RouteEvent,
-        Token,
+        OwnRoute, PlanReport, PromptEvent, PromptReport, PromptRequest, RefusalKind, RouteEvent, Token,
     },
     feedback::{FeedbackQueue, Waiting},
     request::{
@@ -33,7 +32,7 @@ use crate::{
     },
     rounding,
     sessions::{Order, SessionTable},
-    worker::{Assigned, Conduct},
+    worker::Assigned,
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
@@ -251,7 +250,7 @@ impl PromptTask {
         let worker = self.local.worker.borrow().clone();
         let formed = worker.check(&ask.api.format, (self.network.governor(), Holder::default())).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
-        let (mut ids, reasoning) = encode(ask, &worker, ready.vocabulary.tokens).await?;
+        let (mut ids, reasoning) = encode(ask, &worker, ready).await?;
         let prompt_tokens = ids.len() as u32;
         ids.extend_from_slice(&said.ids);
         if ids.is_empty() {
@@ -272,10 +271,10 @@ impl PromptTask {
             prefill_chunk: CHUNK_ROWS,
             activation_bytes: row as u32,
         };
-        // A strict answer rests on nothing that was computed before it was asked, and of what was computed before nothing says
-        // how likely its tokens are.
-        let scored = ask.api.echo && sampling.logprobs;
-        let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict && !scored);
+        // A strict answer rests on nothing that was computed before it was asked, and of what was computed before the last layers do not
+        // have each row once more.
+        let all_rows = (ask.api.echo && sampling.logprobs) || ask.api.pooling.is_some();
+        let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict && !all_rows);
         let fixed = said.rounding.as_deref().or(cuts.as_deref());
         let recall = |memory: &Recollections| memory.recall(ready.model, &ids, ask.kind, (wire, fixed));
         let recalled = memory.map(recall).unwrap_or_default();
@@ -447,16 +446,7 @@ impl PromptTask {
             model,
             prompt: ids,
             max_tokens,
-            conduct: Conduct {
-                sampling,
-                seed: ask.seed,
-                stop: ask.stop.clone(),
-                history: Vec::new(),
-                prompt_tokens,
-                format: ask.api.format.clone(),
-                show_special: ask.api.show_special,
-                echo: ask.api.echo.then_some(matches!(ask.prompt, PromptInput::Text(_))),
-            },
+            conduct: conduct(ask, sampling, prompt_tokens),
             form: RowForm { rounding, kind: ask.kind, hidden: self.local.ready.hidden as usize },
             route: PlannedRoute {
                 pipeline: routed.route.pipeline,
@@ -524,11 +514,12 @@ impl PromptTask {
                         "a peer was caught lying after tokens that followed from it were shown; run it again"
                             .to_owned(),
                 },
-                // The command line waits for the word of all checks; a client over HTTP has its answer.
-                Progress::Answered(_) if !ask.api.over_http => continue,
+                // The command line waits for the word of all checks, and so does what cannot be said to be wrong later; a client over HTTP
+                // has its answer.
+                Progress::Answered(_) if !ask.api.over_http || ask.api.pooling.is_some() => continue,
                 Progress::Answered(mut report) => {
                     told = true;
-                    tell_prompt(std::mem::take(&mut report.said.prompt), lines).await;
+                    tell_rest(&mut report.said, lines).await;
                     // No node serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.said.rest);
@@ -537,7 +528,7 @@ impl PromptTask {
                 }
                 Progress::Done(mut report) => {
                     if !told {
-                        tell_prompt(std::mem::take(&mut report.said.prompt), lines).await;
+                        tell_rest(&mut report.said, lines).await;
                     }
                     text.push_str(&report.said.rest);
                     ended = Some(report);

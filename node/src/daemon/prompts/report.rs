@@ -22,7 +22,7 @@ use crate::{
         PlannedStage, Predicted, PredictedRange, PredictedScore, Prediction, PromptEvent, PromptReport,
         PromptToken, StageReport, Stall, Timing, Way,
     },
-    request::Report,
+    request::{Report, Said},
     rounding,
     worker::{self, Top},
 };
@@ -49,6 +49,16 @@ pub(super) async fn tell_prompt(prompt: Vec<worker::PromptToken>, lines: &mpsc::
         }
     }
     true
+}
+
+/// What is to be told before the end of a prompt whose model said nothing.
+pub(super) async fn tell_rest(said: &mut Said, lines: &mpsc::Sender<PromptEvent>) {
+    tell_prompt(std::mem::take(&mut said.prompt), lines).await;
+    let values = std::mem::take(&mut said.pooled);
+    if !values.is_empty() {
+        // A reader that is gone is noticed with the end.
+        let _ = lines.send(PromptEvent::Pooled { values }).await;
+    }
 }
 
 /// The prediction, part by part.

@@ -9,7 +9,6 @@ pub mod batch;
 pub mod confined;
 pub mod engine;
 pub mod prompt;
-mod rank_prompt;
 mod shift;
 mod texts;
 mod wire;
@@ -35,9 +34,10 @@ use futures::{
 };
 use shard::{executor::Pooling, gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
+pub(in crate::inference) use self::texts::{check_ranked, probability};
 use self::{
     batch::{Ask, Echo, Jobs, Reading},
-    texts::{Asker, probability},
+    texts::Asker,
 };
 pub(crate) use crate::model::model_name;
 use crate::{
@@ -177,7 +177,7 @@ pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String)
         template,
         created_s: crate::clock::unix_s(),
         modes: vec![Mode::Local],
-        embeddings: false,
+        embeddings: Pooling::of(gguf.metadata()).is_ok(),
         local: true,
     }
 }
@@ -304,7 +304,6 @@ impl Ready {
             false => Constraints::new(&model.tokenizer, blueprint.vocab).map_err(|error| error.to_string()),
         };
         let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
-        let info = ModelInfo { embeddings: Pooling::of(model.gguf.metadata()).is_ok(), ..info };
         Self { model, info, constraints }
     }
 

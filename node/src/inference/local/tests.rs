@@ -136,7 +136,7 @@ fn a_text_that_is_cut_keeps_the_token_that_closes_it() {
         (vec![1, 2, 3, 9], None, vec![1, 2, 3]),
     ] {
         let mut cut = ids.clone();
-        texts::shorten(&mut cut, 3, closing);
+        crate::encode::shorten(&mut cut, 3, closing);
         assert_eq!(cut, expected, "{ids:?} closed by {closing:?}");
     }
 }

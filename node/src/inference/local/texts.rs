@@ -9,8 +9,15 @@ use shard::{
     tokenizer::{Encode, MAX_TEXT_BYTES},
 };
 
-use super::{Ready, encode, rank_prompt::RankPrompt};
-use crate::model::Model;
+use super::{Ready, encode};
+use crate::{
+    encode::{
+        rank_prompt::{self, RankPrompt},
+        shorten,
+    },
+    model::Model,
+    worker::PoolingTask,
+};
 
 /// Bytes of a query and all its documents: encoding so much takes seconds.
 const MAX_RANKED_BYTES: usize = 4 * MAX_TEXT_BYTES;
@@ -58,19 +65,9 @@ impl Ready {
     pub(super) fn pairs(&self, request: &RerankRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
         let Model { tokenizer, gguf, executor, ctx, .. } = &self.model;
         if executor.blueprint().head.rank.is_none() || !Pooling::ranks(gguf.metadata()) {
-            let name = &self.info.name;
-            let why = format!(
-                "{name} ranks no texts: serve a cross-encoder or Qwen 3 Reranker, whose file says `pooling_type` 4, or compare \
-                 vectors of /v1/embeddings"
-            );
-            return Err(Failure::invalid("model", why));
+            return Err(Failure::invalid("model", PoolingTask::Score.refusal(&self.info.name)));
         }
-        let bytes = request.query.len() + request.documents.iter().map(String::len).sum::<usize>();
-        if bytes > MAX_RANKED_BYTES {
-            let why =
-                format!("{bytes} bytes of texts, at most {MAX_RANKED_BYTES} at once: send fewer documents");
-            return Err(Failure::invalid("documents", why));
-        }
+        check_ranked(request)?;
         if !executor.blueprint().encodes() {
             return self.asked_pairs(request, asker);
         }
@@ -108,44 +105,31 @@ impl Ready {
     /// The same for a decoder: prompts that ask whether a document answers the query.
     fn asked_pairs(&self, request: &RerankRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
         let Model { tokenizer, gguf, ctx, .. } = &self.model;
-        let prompt = RankPrompt::of(gguf.metadata(), tokenizer)?;
-        let bare = prompt.encode(tokenizer.beginning(&request.query, *ctx), "")?.len();
-        if bare >= *ctx {
-            let why = format!("the query leaves no room for a document: this model takes {ctx} tokens here");
-            return Err(Failure::invalid("query", why));
-        }
+        let invalid = |field| move |error: crate::Error| Failure::invalid(field, error.to_string());
+        let template = gguf.metadata().str(rank_prompt::KEY);
+        let prompt = RankPrompt::of(template, tokenizer).map_err(invalid("model"))?;
+        let bare = prompt.room(&request.query, *ctx).map_err(invalid("query"))?;
         let pair = |(index, document): (usize, &String)| {
             asker.check()?;
-            // Of what cannot fit only so much is looked at that it does not.
-            let document = tokenizer.beginning(document, *ctx);
-            let ids = prompt.encode(&request.query, document)?;
-            if ids.len() <= *ctx {
-                return Ok(ids);
-            }
-            if !request.truncate {
-                let n = ids.len();
-                let why = format!(
-                    "document {index} has {n} tokens with the query and the question, this model takes {ctx} here; shorten \
-                     it, or send `truncate`"
-                );
-                return Err(Failure::invalid("documents", why));
-            }
-            prompt.shortened(&request.query, document, (bare, *ctx))
+            let pair = prompt.pair((&request.query, document), (bare, *ctx), request.truncate);
+            pair.map_err(|error| Failure::invalid("documents", format!("of document {index}: {error}")))
         };
         request.documents.iter().enumerate().map(pair).collect()
     }
 }
 
-/// A score as a probability.
-pub(super) fn probability(score: f32) -> f32 {
-    math::sigmoid_f32(score)
+/// # Errors
+/// For more text than is ranked at once.
+pub(in crate::inference) fn check_ranked(request: &RerankRequest) -> Result<(), Failure> {
+    let bytes = request.query.len() + request.documents.iter().map(String::len).sum::<usize>();
+    if bytes <= MAX_RANKED_BYTES {
+        return Ok(());
+    }
+    let why = format!("{bytes} bytes of texts, at most {MAX_RANKED_BYTES} at once: send fewer documents");
+    Err(Failure::invalid("documents", why))
 }
 
-/// Cuts a text to `context` tokens. The token that closes texts stays at its end: a model that pools there reads it.
-pub(super) fn shorten(ids: &mut Vec<u32>, context: usize, closing: Option<u32>) {
-    let closing = closing.filter(|_| ids.len() > context && ids.last().copied() == closing);
-    ids.truncate(context);
-    if let (Some(closing), Some(last)) = (closing, ids.last_mut()) {
-        *last = closing;
-    }
+/// A score as a probability.
+pub(in crate::inference) fn probability(score: f32) -> f32 {
+    math::sigmoid_f32(score)
 }

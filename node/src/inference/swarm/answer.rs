@@ -47,7 +47,7 @@ const VERDICT: Duration = Duration::from_secs(15 * 60);
 const EXTRA_TOKENS: usize = 64;
 
 /// What a session holds until it is over.
-struct Seat {
+pub(super) struct Seat {
     _session: OwnedSemaphorePermit,
     _room: OwnedSemaphorePermit,
 }
@@ -144,7 +144,7 @@ pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> 
 }
 
 /// Why not, as the API says it.
-fn failure(refusal: Refusal) -> Failure {
+pub(super) fn failure(refusal: Refusal) -> Failure {
     let Refusal { error: why, kind, field, tokens, context, retry_after_s } = refusal;
     let retry_after_s = retry_after_s.unwrap_or(RETRY_AFTER_S);
     match kind {
@@ -213,7 +213,7 @@ fn standbys(route: &RouteEvent, stages: &[Stage]) -> Vec<Stage> {
 
 impl SwarmState {
     /// Waits until there is room for the request's session.
-    async fn seat(&self, view: &View, request: &GenerateRequest) -> Result<Seat, Failure> {
+    pub(super) async fn seat(&self, view: &View, request: &GenerateRequest) -> Result<Seat, Failure> {
         let (room, units) = self.room.get_or_init(|| {
             let units = (view.kv_bytes / UNIT_BYTES).clamp(1, u64::from(u32::MAX >> 3)) as u32;
             (Arc::new(Semaphore::new(units as usize)), units)

@@ -3,6 +3,7 @@
 //! ```text
 //! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompts ──> the swarm
 //!            events  <── answer.rs <── lines: route, token, pace, moved, done
+//!            vectors <── texts.rs  <── Question::Generate, one for each text
 //!            page    <── view.rs   <── Question::View, every 400 ms
 //! ```
 //!
@@ -13,12 +14,13 @@
 //! Bounds: sessions of all prompts together reserve at most the node's memory for caches, and no more than [`SESSIONS`] run;
 //! others wait in their order before anything is computed, within the API's own limit of answers.
 //! Limits: a model that only others hold is asked for as text, in modes that allow it; what such a peer could not be told
-//! (forms, tools, log-probabilities) is refused by name. Embeddings are refused.
+//! (forms, tools, log-probabilities) is refused by name, and so are its vectors and scores.
 
 mod answer;
 mod door;
 mod question;
 mod records;
+mod texts;
 mod view;
 
 use std::{
@@ -34,7 +36,8 @@ use api::{
     Inference,
     choice::{Draft, WireChoice},
     inference::{
-        EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, SwarmRecords,
+        EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Ranking,
+        RerankRequest, SwarmRecords,
     },
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
@@ -144,7 +147,7 @@ impl Inference for Swarmed {
             let modes = view::modes(&snapshot, model, own.conducts, &self.0).into_iter();
             let modes = modes.filter(|mode| mode.available).map(|mode| mode.mode).collect();
             let local = view::holds_all(&snapshot, model);
-            ModelInfo { hash, modes, local, embeddings: false, ..own.about.clone() }
+            ModelInfo { hash, modes, local, ..own.about.clone() }
         };
         let own: Vec<ModelInfo> =
             std::iter::once(&view.own).chain(&view.beside).enumerate().map(own).collect();
@@ -184,10 +187,12 @@ impl Inference for Swarmed {
         answer::count(self.0.clone(), request).boxed()
     }
 
-    fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
-        let why =
-            "a swarm gives no embeddings; `shoal serve --via local` computes them on this machine alone";
-        futures::future::ready(Err(Failure::invalid("model", why))).boxed()
+    fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        texts::embed(self.0.clone(), request).boxed()
+    }
+
+    fn rerank(&self, request: RerankRequest) -> BoxFuture<'static, Result<Ranking, Failure>> {
+        texts::rerank(self.0.clone(), request).boxed()
     }
 
     fn swarm(&self) -> SwarmSnapshot {

@@ -76,6 +76,7 @@ pub(super) fn question(
             over_http: true,
             repeatable: request.seed.is_some() && !sampling.logprobs && !request.echo,
             echo: request.echo,
+            pooling: None,
             draft_by_default: request.sampling.draft.is_none(),
             let_keep: request.guard.let_keep,
         },

@@ -11,7 +11,7 @@ use crate::{
     confine::Confinement,
     state_store::file::Whose,
     worker::{
-        Measure,
+        Measure, PoolingTask,
         ready::{Abilities, Memory, Times, Vocabulary},
     },
 };
@@ -146,7 +146,7 @@ pub enum Ask {
 #[derive(Clone, Debug, Encode, Decode)]
 pub enum Tell {
     /// The model is loaded and measured.
-    Ready(Ready),
+    Ready(Box<Ready>),
     /// The model cannot be loaded; the worker ends.
     Failed {
         /// Why.
@@ -327,6 +327,13 @@ pub enum TextKind {
         /// Whether names of special tokens become those tokens.
         special: bool,
     },
+    /// A document, to be scored by how well it answers a query.
+    Document {
+        /// The query.
+        query: String,
+        /// Whether only its beginning counts where the rest has no room.
+        truncate: bool,
+    },
 }
 
 /// See [`crate::worker::OpenSession`].
@@ -359,6 +366,8 @@ pub struct Conduct {
     pub show_special: bool,
     /// Whether the tokens of the prompt are told, and then whether it came as text.
     pub echo: Option<bool>,
+    /// What is made of the prompt's hidden states instead of an answer.
+    pub pooling: Option<PoolingTask>,
 }
 
 /// [`SamplingParams`], field by field.
@@ -450,7 +459,7 @@ pub enum Body {
 }
 
 /// The token after a position, as the session that conducts sees it.
-#[derive(Clone, PartialEq, Encode, Decode)]
+#[derive(Clone, Default, PartialEq, Encode, Decode)]
 pub struct Sampled {
     /// Where it stands, the prompt included.
     pub position: u32,
@@ -476,6 +485,8 @@ pub struct Sampled {
     pub foreseen: Foreseen,
     /// Of the first one of an answer that is to tell them: the tokens of the prompt. They travel as the payload.
     pub prompt: Vec<PromptToken>,
+    /// Of the only one of a prompt that is pooled: its vector, or its score.
+    pub pooled: Vec<f32>,
 }
 
 /// A token of the prompt.

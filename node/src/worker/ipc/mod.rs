@@ -362,6 +362,7 @@ mod tests {
             format: None,
             show_special: false,
             echo: None,
+            pooling: Some(crate::worker::PoolingTask::Score),
             sampling: (&SamplingParams::default()).into(),
             seed: 1,
             stop: vec!["END".into()],

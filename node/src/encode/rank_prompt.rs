@@ -3,13 +3,12 @@
 //! The prompt is the file's `tokenizer.chat_template.rerank`, in which `{query}` and `{document}` stand for the texts, else that of Qwen 3
 //! Reranker's model card. Marks of a turn in it are meant; those in the texts are letters, so a document cannot end its own turn.
 
-use api::inference::Failure;
-use shard::{
-    gguf::Metadata,
-    tokenizer::{Encode, Tokenizer, vocabulary::Kind},
-};
+use shard::tokenizer::{Encode, Tokenizer, vocabulary::Kind};
 
-const KEY: &str = "tokenizer.chat_template.rerank";
+use crate::{Error, Result};
+
+/// The key of a file under which its own prompt stands.
+pub(crate) const KEY: &str = "tokenizer.chat_template.rerank";
 const QWEN3: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct \
 provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, retrieve \
 relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
@@ -17,7 +16,7 @@ const INNER: Encode = Encode { bos: false, special: false };
 const OUTER: Encode = Encode { bos: false, special: true };
 
 /// A prompt with places for two texts.
-pub(super) struct RankPrompt<'a> {
+pub(crate) struct RankPrompt<'a> {
     tokenizer: &'a Tokenizer,
     /// Ids up to the last mark in front of the query, and from the first one behind the document on.
     head: Vec<u32>,
@@ -27,13 +26,13 @@ pub(super) struct RankPrompt<'a> {
 }
 
 impl<'a> RankPrompt<'a> {
-    /// The one of a file.
+    /// The one of a file, which has `template` under [`KEY`].
     ///
     /// # Errors
-    /// [`Failure::Invalid`] for a template without the places, or with marks between them.
-    pub(super) fn of(metadata: &'a Metadata, tokenizer: &'a Tokenizer) -> Result<Self, Failure> {
-        let template = metadata.str(KEY).unwrap_or(QWEN3);
-        let invalid = |why: &str| Failure::invalid("model", format!("{KEY} {why}"));
+    /// [`Error::Usage`] for a template without the places, or with marks between them.
+    pub(crate) fn of(template: Option<&'a str>, tokenizer: &'a Tokenizer) -> Result<Self> {
+        let template = template.unwrap_or(QWEN3);
+        let invalid = |why: &str| Error::usage(format!("{KEY} {why}"));
         let parts = template.split_once("{query}");
         let parts = parts.and_then(|(first, rest)| Some((first, rest.split_once("{document}")?)));
         let (first, (between, last)) =
@@ -59,29 +58,56 @@ impl<'a> RankPrompt<'a> {
         })
     }
 
-    /// The ids of `query` with `document`.
+    /// How many ids the question has with `query` alone, of the `context` that there are.
     ///
     /// # Errors
-    /// [`Failure::Invalid`] for texts that are too long to be encoded.
-    pub(super) fn encode(&self, query: &str, document: &str) -> Result<Vec<u32>, Failure> {
+    /// [`Error::Usage`] when a document has no room beside it: all scores would be equal.
+    pub(crate) fn room(&self, query: &str, context: usize) -> Result<usize> {
+        let bare = self.encode(self.tokenizer.beginning(query, context), "")?.len();
+        if bare < context {
+            return Ok(bare);
+        }
+        let why = format!("the query leaves no room for a document: this model takes {context} tokens here");
+        Err(Error::usage(why))
+    }
+
+    /// The ids of `query` with `document`, at most `context`; with the query alone they are `bare` ([`Self::room`]). A longer document is
+    /// cut where that may be.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a document that does not fit and may not be cut, and for texts that are too long to be encoded.
+    pub(crate) fn pair(
+        &self,
+        (query, document): (&str, &str),
+        (bare, context): (usize, usize),
+        truncate: bool,
+    ) -> Result<Vec<u32>> {
+        // Of what cannot fit only so much is looked at that it does not.
+        let document = self.tokenizer.beginning(document, context);
+        let ids = self.encode(query, document)?;
+        if ids.len() <= context {
+            return Ok(ids);
+        }
+        if truncate {
+            return self.shortened(query, document, (bare, context));
+        }
+        let n = ids.len();
+        Err(Error::usage(format!(
+            "the document has {n} tokens with the query and the question, this model takes {context} here; shorten it, or send \
+             `truncate`"
+        )))
+    }
+
+    fn encode(&self, query: &str, document: &str) -> Result<Vec<u32>> {
         let [before, between, after] = self.around;
         let inner = [before, query, between, document, after].concat();
-        let inner = self.tokenizer.encode(&inner, INNER);
-        let inner = inner.map_err(|error| Failure::invalid("documents", error.to_string()))?;
+        let inner = self.tokenizer.encode(&inner, INNER)?;
         Ok([&self.head[..], &inner, &self.tail].concat())
     }
 
     /// The same with so much of the document that at most `room` ids come out, of which `bare` are those without a document, fewer than
     /// `room`.
-    ///
-    /// # Errors
-    /// As for [`Self::encode`].
-    pub(super) fn shortened(
-        &self,
-        query: &str,
-        document: &str,
-        (bare, room): (usize, usize),
-    ) -> Result<Vec<u32>, Failure> {
+    fn shortened(&self, query: &str, document: &str, (bare, room): (usize, usize)) -> Result<Vec<u32>> {
         let mut ids = self.encode(query, document)?;
         let mut document = document;
         while ids.len() > room && !document.is_empty() {
@@ -106,7 +132,7 @@ mod tests {
     fn marks_in_texts_are_letters_and_long_documents_are_shortened() {
         let gguf = Gguf::open(harness_data("qwen3.gguf")).unwrap();
         let tokenizer = Tokenizer::from_gguf(gguf.metadata()).unwrap();
-        let prompt = RankPrompt::of(gguf.metadata(), &tokenizer).unwrap();
+        let prompt = RankPrompt::of(gguf.metadata().str(KEY), &tokenizer).unwrap();
         let plain = prompt.encode("where do fish swim", "In the sea, for others first.").unwrap();
         let whole = QWEN3
             .replace("{query}", "where do fish swim")
