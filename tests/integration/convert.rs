@@ -26,6 +26,14 @@ const CHECKPOINTS: &[&str] = &[
     "qwen3next",
     "qwen35",
     "deepseek_v3",
+    "falcon_h1",
+    "glm4moe",
+    "granitehybrid_moe",
+    "lfm2moe",
+    "nemotron",
+    "nemotron_h_moe",
+    "olmo3",
+    "phi2",
 ];
 
 fn same(ours: &Tensor<'_>, theirs: &Tensor<'_>, name: &str) {
@@ -38,13 +46,22 @@ fn same(ours: &Tensor<'_>, theirs: &Tensor<'_>, name: &str) {
     }
 }
 
+/// With `SHOAL_CHECKPOINTS=FOLDER`, in which `make.py` wrote others, these as well: `cargo test -p shoal-tests --test integration --
+/// convert::every --nocapture`.
 #[test]
 fn every_tensor_and_key_equals_the_independent_converters() {
     let folder = tempfile::tempdir().unwrap();
-    for name in CHECKPOINTS {
+    let mut checkpoints: Vec<PathBuf> = CHECKPOINTS.iter().map(|name| data("hf").join(name)).collect();
+    if let Some(more) = std::env::var_os("SHOAL_CHECKPOINTS") {
+        let more = fs::read_dir(more).unwrap().map(|entry| entry.unwrap().path());
+        checkpoints.extend(more.filter(|path| path.join("config.json").exists()));
+    }
+    for path in &checkpoints {
+        let name = path.file_name().unwrap().to_str().unwrap();
         let output = folder.path().join(format!("{name}.gguf"));
         let format = quant::by_name("f16").unwrap();
-        convert(&data("hf").join(name), &output, &Options::new(format, 2), &|_, _| {}).unwrap();
+        convert(path, &output, &Options::new(format, 2), &|_, _| {})
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         let ours = Gguf::open(&output).unwrap();
         let theirs = Gguf::open(data("families").join(format!("{name}.gguf"))).unwrap();
         for info in theirs.tensors() {
@@ -54,6 +71,7 @@ fn every_tensor_and_key_equals_the_independent_converters() {
         }
         assert_eq!(ours.tensors().len(), theirs.tensors().len(), "{name}: extra tensors");
         check_metadata(name, &ours, &theirs);
+        println!("{name}: equal");
     }
 }
 

@@ -10,21 +10,36 @@ use half::{bf16, f16};
 use serde_json::Value;
 
 use super::folder::Folder;
-use crate::{Error, Result};
+use crate::{Error, Result, quant::mxfp4};
 
 /// The cap of the reference implementation.
 const MAX_HEADER: u64 = 100 << 20;
+
+/// Codes that share a scale in the microscaling formats.
+const SHARED: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dtype {
     F32,
     F16,
     Bf16,
+    /// Part of a tensor of MXFP4, which has two.
+    U8,
+    /// Codes of 4 bits, the earlier one in the low half; where their scales are: in which file, from which byte on.
+    Mxfp4 {
+        scales: (usize, u64),
+    },
 }
 
 impl Dtype {
-    fn bytes(self) -> usize {
-        if self == Self::F32 { 4 } else { 2 }
+    /// Bytes of so many values, without scales.
+    fn bytes(self, values: usize) -> usize {
+        match self {
+            Self::F32 => 4 * values,
+            Self::F16 | Self::Bf16 => 2 * values,
+            Self::U8 => values,
+            Self::Mxfp4 { .. } => values / 2,
+        }
     }
 }
 
@@ -39,6 +54,11 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    /// Whether it has the matrices of experts as they are multiplied, outputs before inputs, as MXFP4 checkpoints have them.
+    pub fn is_mxfp4(&self) -> bool {
+        matches!(self.dtype, Dtype::Mxfp4 { .. })
+    }
+
     /// Length of the innermost dimension.
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
@@ -64,7 +84,31 @@ impl<'a> Checkpoint<'a> {
         for index in 0..checkpoint.files.len() {
             checkpoint.read_header(index)?;
         }
+        checkpoint.join_halves()?;
         Ok(checkpoint)
+    }
+
+    /// Makes one tensor of each pair `NAME_blocks` and `NAME_scales`, in which MXFP4 is published.
+    fn join_halves(&mut self) -> Result<()> {
+        let names: Vec<String> =
+            self.tensors.keys().filter(|name| name.ends_with("_blocks")).cloned().collect();
+        for blocks in names {
+            let name = blocks.trim_end_matches("_blocks").to_owned();
+            let Some(scales) = self.tensors.remove(&format!("{name}_scales")) else { continue };
+            let Some(codes) = self.tensors.remove(&blocks) else { continue };
+            let fits = matches!(&codes.shape[..], [.., groups, bytes] if 2 * bytes == SHARED && scales.shape.last() == Some(groups))
+                && codes.shape[..codes.shape.len() - 1] == scales.shape[..];
+            if !fits || codes.dtype != Dtype::U8 || scales.dtype != Dtype::U8 {
+                return Err(Error::malformed(blocks, "it is no MXFP4 with the scales beside it"));
+            }
+            let mut shape = scales.shape.clone();
+            if let Some(groups) = shape.last_mut() {
+                *groups *= SHARED;
+            }
+            let dtype = Dtype::Mxfp4 { scales: (scales.file, scales.offset) };
+            self.tensors.insert(name, Stored { dtype, shape, ..codes });
+        }
+        Ok(())
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -78,17 +122,34 @@ impl<'a> Checkpoint<'a> {
     /// The f32 values of some rows of a tensor.
     pub fn read(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
         let stored = self.get(name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
-        let width = stored.cols() * stored.dtype.bytes();
-        let mut bytes = vec![0; rows.len() * width];
-        let offset = stored.offset + (rows.start * width) as u64;
-        self.folder.read_at(&self.files[stored.file], offset, &mut bytes)?;
+        let width = stored.dtype.bytes(stored.cols());
+        let bytes = self.bytes(stored.file, stored.offset, width, &rows)?;
         Ok(match stored.dtype {
+            Dtype::U8 => return Err(Error::unsupported(format!("tensor {name}: numbers of type U8"))),
+            Dtype::Mxfp4 { scales: (file, offset) } => {
+                let scales = self.bytes(file, offset, stored.cols() / SHARED, &rows)?;
+                if scales.contains(&u8::MAX) {
+                    return Err(Error::malformed(name, "one of its scales is no number"));
+                }
+                let values = |(codes, scale): (&u8, f32)| {
+                    [codes & 15, codes >> 4].map(|code| scale * f32::from(mxfp4::VALUES[usize::from(code)]))
+                };
+                let scales = scales.iter().flat_map(|e| [mxfp4::power(*e); SHARED / 2]);
+                bytes.iter().zip(scales).flat_map(values).collect()
+            }
             Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
             Dtype::Bf16 => {
                 bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
             }
         })
+    }
+
+    /// Some rows, each `width` bytes, of what begins at byte `offset` of a file.
+    fn bytes(&self, file: usize, offset: u64, width: usize, rows: &Range<usize>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; rows.len() * width];
+        self.folder.read_at(&self.files[file], offset + (rows.start * width) as u64, &mut bytes)?;
+        Ok(bytes)
     }
 
     fn read_header(&mut self, index: usize) -> Result<()> {
@@ -123,6 +184,7 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
         Some("F32") => Dtype::F32,
         Some("F16") => Dtype::F16,
         Some("BF16") => Dtype::Bf16,
+        Some("U8") => Dtype::U8,
         other => return Err(format!("numbers of type {} cannot be converted", other.unwrap_or("unknown"))),
     };
     let numbers =
@@ -136,7 +198,7 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
     if shape.contains(&0) {
         return Err(format!("shape {shape:?} holds nothing"));
     }
-    let bytes = shape.iter().try_fold(dtype.bytes() as u64, |n, &dim| n.checked_mul(dim));
+    let bytes = shape.iter().try_fold(dtype.bytes(1) as u64, |n, &dim| n.checked_mul(dim));
     if bytes != Some(end - start) {
         return Err(format!("shape {shape:?} and offsets {start}..{end} disagree"));
     }
@@ -189,5 +251,46 @@ mod tests {
         let why = stored(&entry(json!([0, huge, huge, huge]), 0), 0, 8, 32).unwrap_err();
         assert!(why.contains("holds nothing"), "{why}");
         assert!(stored(&entry(json!([2, 3]), 24), 0, 16, 32).is_err());
+    }
+
+    /// A folder with one tensor of MXFP4: two rows of one group, the second one twice as large.
+    fn halves(scales: &[u8], shape: Value) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let header = json!({
+            "w_blocks": {"dtype": "U8", "shape": [2, 1, 16], "data_offsets": [0, 32]},
+            "w_scales": {"dtype": "U8", "shape": shape, "data_offsets": [32, 34]},
+        });
+        let header = header.to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        // 1.0 and -6.0, then zeros.
+        let row = || std::iter::once(0xf2).chain([0; 15]);
+        file.extend(row().chain(row()));
+        file.extend(scales);
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        folder
+    }
+
+    #[test]
+    fn mxfp4_is_one_tensor_of_two() {
+        let folder = halves(&[127, 128], json!([2, 1]));
+        let folder = Folder::open(folder.path()).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["w"]);
+        assert!(checkpoint.get("w").unwrap().is_mxfp4() && checkpoint.get("w").unwrap().shape == [2, 32]);
+        assert_eq!(checkpoint.read("w", 0..2).unwrap()[..3], [1.0, -6.0, 0.0]);
+        assert_eq!(checkpoint.read("w", 1..2).unwrap()[..3], [2.0, -12.0, 0.0]);
+    }
+
+    #[test]
+    fn mxfp4_that_is_none_is_refused() {
+        let why = |scales: &[u8], shape: Value| {
+            let folder = halves(scales, shape);
+            let folder = Folder::open(folder.path()).unwrap();
+            let read = Checkpoint::open(&folder).and_then(|checkpoint| checkpoint.read("w", 0..2));
+            read.unwrap_err().to_string()
+        };
+        assert!(why(&[127, 255], json!([2, 1])).contains("no number"));
+        assert!(why(&[127, 127], json!([1, 2])).contains("scales"));
     }
 }

@@ -1,6 +1,6 @@
 //! A decoder that ranks texts (Qwen 3 Reranker): the rows of its head for yes and no once more, which is all that its score needs.
 
-use super::{config::Config, folder::Folder, formats::is_head, names::Planned, pooling::RANK, vocab};
+use super::{config::Config, folder::Folder, formats::is_head, planned::Planned, pooling::RANK, vocab};
 use crate::{Error, Result, gguf::Writer};
 
 /// The only family whose engine reads such rows.

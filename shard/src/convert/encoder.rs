@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{checkpoint::Checkpoint, config::Config, names::Planned, pooling::RANK};
+use super::{checkpoint::Checkpoint, config::Config, planned::Planned, pooling::RANK};
 use crate::{Error, Result, gguf::Writer};
 
 /// Sizes: the names in config.json, those of nomic-embed-text's own last, and the name in GGUF.

@@ -7,9 +7,10 @@ use crate::{
 };
 
 /// Tensors that the engine reads as f32, by a part of their names: routers, taps, and what encoders have outside layers.
-const FLOAT: [&str; 5] = ["ffn_gate_inp", "ssm_conv1d", "position_embd", "token_types", "cls."];
+const FLOAT: [&str; 6] =
+    ["ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "position_embd", "token_types", "cls."];
 /// Tensors of two dimensions that keep their format, by a part of their names: small, and not read as matrices.
-const SMALL: [&str; 6] = ["_norm", "shortconv.conv", "altup", "laurel", "per_layer_model_proj", "rope_freqs"];
+const SMALL: [&str; 5] = ["_norm", "altup", "laurel", "per_layer_model_proj", "rope_freqs"];
 
 /// A format for the tensors whose name has a pattern in it.
 #[derive(Clone, Debug)]
@@ -85,7 +86,7 @@ pub(super) fn is_head(name: &str, tied: bool) -> bool {
 
 /// Whether the engine reads the tensor called `name` as f32.
 fn is_float(name: &str) -> bool {
-    FLOAT.iter().any(|part| name.contains(part))
+    name.ends_with(".bias") || FLOAT.iter().any(|part| name.contains(part))
 }
 
 /// Whether the tensor called `name` of a GGUF, with `dims` dimensions, is a matrix whose format may be chosen.

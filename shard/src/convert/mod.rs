@@ -8,19 +8,26 @@
 //!
 //! Limits: a tensor that nothing names is an error: nothing is dropped silently.
 
+mod blocks;
 mod checkpoint;
 mod choice;
 mod config;
 mod conveyor;
 mod encoder;
+mod family;
 mod folder;
 mod formats;
+mod gemma4;
 mod hybrid;
 pub mod importance;
 mod latent;
+mod mamba;
+mod metadata;
 mod names;
+mod planned;
 mod pooling;
 mod requantize;
+mod rope;
 mod vocab;
 
 use std::{
@@ -42,7 +49,7 @@ pub use folder::{Folder, MAX_PARTS};
 pub use formats::Rule;
 use formats::{Wanted, bytes_of, check_importance, check_rules, choose, count, encode, file_type, is_head};
 use importance::Importance;
-use names::Planned;
+use planned::Planned;
 pub use requantize::requantize;
 
 /// How to convert.

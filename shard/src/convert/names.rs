@@ -1,11 +1,12 @@
 //! From a checkpoint's tensor names to GGUF's, with the reordering each family needs.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
 
 use super::{
     checkpoint::{Checkpoint, Stored},
     config::{Config, has_delta_nets, has_latents},
-    hybrid, latent,
+    family, gemma4, hybrid, latent, mamba,
+    planned::{Piece, Planned, interleave},
 };
 use crate::{Error, Result, kernels::math};
 
@@ -26,6 +27,7 @@ const LAYER: &[(&str, &str)] = &[
     ("mlp.c_fc", "ffn_up"),
     ("mlp.c_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
@@ -39,14 +41,56 @@ const LAYER: &[(&str, &str)] = &[
     ("self_attn.q_b_proj", "attn_q_b"),
     ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
     ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.dense", "attn_output"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w2", "ffn_down"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("pre_ff_layernorm", "ffn_norm"),
+    ("mixer.q_proj", "attn_q"),
+    ("mixer.k_proj", "attn_k"),
+    ("mixer.v_proj", "attn_v"),
+    ("mixer.o_proj", "attn_output"),
+    ("mixer.up_proj", "ffn_up"),
+    ("mixer.down_proj", "ffn_down"),
+    ("mixer.gate", "ffn_gate_inp"),
+    ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ("norm", "attn_norm"),
+];
+
+/// What routers add to choose experts.
+const BIASES: [&str; 4] = [
+    "mlp.gate.e_score_correction_bias",
+    "block_sparse_moe.e_score_correction_bias",
+    "feed_forward.expert_bias",
+    "mixer.gate.e_score_correction_bias",
 ];
 
 /// Norms whose place, and so whose GGUF name, depends on the family.
 fn norm(arch: &str, inner: &str) -> Option<&'static str> {
     match (arch, inner) {
+        ("gemma4", inner) => gemma4::inside(inner),
         ("gemma2" | "gemma3" | "glm4", "post_self_attn_layernorm") => Some("post_attention_norm"),
         ("gemma2" | "gemma3", "post_attention_layernorm") => Some("post_attention_norm"),
-        (arch, "post_attention_layernorm") if has_delta_nets(arch) => Some("post_attention_norm"),
+        (arch, "post_attention_layernorm") if has_delta_nets(arch) || family::names_second_norm(arch) => {
+            Some("post_attention_norm")
+        }
+        ("olmo2" | "exaone4", "post_feedforward_layernorm") => Some("post_ffw_norm"),
         (_, "post_attention_layernorm") => Some("ffn_norm"),
         ("gemma2" | "gemma3", "pre_feedforward_layernorm") => Some("ffn_norm"),
         ("gemma2" | "gemma3", "post_feedforward_layernorm") => Some("post_ffw_norm"),
@@ -65,149 +109,6 @@ const EXPERTS: &[(&str, &str)] = &[
     ("up_proj", "ffn_up_exps"),
 ];
 
-/// One tensor of the GGUF file and where its rows come from.
-pub(super) struct Planned {
-    pub name: String,
-    pub cols: usize,
-    /// Whether it is one-dimensional.
-    pub vector: bool,
-    /// Number of matrices stacked, 1 for a plain matrix.
-    stacked: usize,
-    pieces: Vec<Piece>,
-    permute: Option<usize>,
-    add_one: bool,
-    /// The groups of columns in the order of the file, each this wide.
-    columns: Option<(Vec<usize>, usize)>,
-}
-
-/// Consecutive rows of one checkpoint tensor, or values computed from the configuration.
-enum Piece {
-    Rows {
-        tensor: String,
-        rows: Range<usize>,
-    },
-    /// So many columns of those rows, each as a row.
-    Columns {
-        tensor: String,
-        rows: Range<usize>,
-        count: usize,
-    },
-    Values(Vec<f32>),
-}
-
-impl Piece {
-    fn rows(&self) -> usize {
-        match self {
-            Self::Rows { rows, .. } => rows.len(),
-            Self::Columns { count, .. } => *count,
-            Self::Values(_) => 1,
-        }
-    }
-}
-
-impl Planned {
-    /// These pieces one after the other as they are: one matrix, or a vector.
-    fn plain(name: String, cols: usize, vector: bool, pieces: Vec<Piece>) -> Self {
-        Self { name, cols, vector, stacked: 1, pieces, permute: None, add_one: false, columns: None }
-    }
-
-    pub fn matrix(name: String, tensor: &str, stored: &Stored) -> Self {
-        let pieces = vec![Piece::Rows { tensor: tensor.into(), rows: 0..stored.rows() }];
-        Self::plain(name, stored.cols(), stored.shape.len() < 2, pieces)
-    }
-
-    /// The matrix called `name` of some rows of this one; `None` where it has not all of them in one tensor of the checkpoint.
-    pub fn some_rows(&self, name: &str, rows: &[usize]) -> Option<Self> {
-        let [Piece::Rows { tensor, rows: all }] = &self.pieces[..] else { return None };
-        let piece = |row: &usize| {
-            let row = all.start + row;
-            all.contains(&row).then(|| Piece::Rows { tensor: tensor.clone(), rows: row..row + 1 })
-        };
-        let pieces = rows.iter().map(piece).collect::<Option<_>>()?;
-        Some(Self::plain(name.into(), self.cols, false, pieces))
-    }
-
-    /// Errors: an expert that no tensor of the checkpoint brought.
-    fn check_experts(&self) -> Result<()> {
-        let missing = |piece: &Piece| matches!(piece, Piece::Rows { tensor, .. } if tensor.is_empty());
-        match self.pieces.iter().position(missing) {
-            Some(expert) => {
-                Err(Error::malformed(&self.name, format!("the checkpoint has no expert {expert} for it")))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Rows of all stacked matrices together.
-    pub fn rows(&self) -> usize {
-        self.pieces.iter().map(Piece::rows).sum()
-    }
-
-    /// Dimensions as GGUF lists them, innermost first.
-    pub fn dims(&self) -> Vec<u64> {
-        let (cols, rows) = (self.cols as u64, self.rows() as u64);
-        match (self.vector, self.stacked) {
-            (true, _) => vec![cols],
-            (false, 1) => vec![cols, rows],
-            (false, n) => vec![cols, rows / n as u64, n as u64],
-        }
-    }
-
-    /// Slices must start on a multiple of this many rows.
-    pub fn row_unit(&self) -> usize {
-        self.permute.map_or(1, |heads| self.rows() / heads)
-    }
-
-    /// The f32 values of some rows, in GGUF's order.
-    pub fn read(&self, checkpoint: &Checkpoint<'_>, rows: Range<usize>) -> Result<Vec<f32>> {
-        let mut values = Vec::with_capacity(rows.len() * self.cols);
-        let mut start = 0;
-        for piece in &self.pieces {
-            let end = start + piece.rows();
-            let wanted = rows.start.max(start)..rows.end.min(end);
-            if !wanted.is_empty() {
-                match piece {
-                    Piece::Values(all) => values.extend_from_slice(all),
-                    Piece::Columns { tensor, rows, count } => {
-                        let all = checkpoint.read(tensor, rows.clone())?;
-                        let columns = wanted.start - start..wanted.end - start;
-                        values.extend(columns.flat_map(|at| all.iter().skip(at).step_by(*count).copied()));
-                    }
-                    Piece::Rows { tensor, rows } => {
-                        let at = rows.start + wanted.start - start;
-                        values.extend(checkpoint.read(tensor, at..at + wanted.len())?);
-                    }
-                }
-            }
-            start = end;
-        }
-        if self.permute.is_some() {
-            values = interleave(&values, self.row_unit(), self.cols);
-        }
-        if let Some((order, width)) = &self.columns {
-            let rows = values.chunks_exact(self.cols);
-            let group = |row: &[f32], at: usize| row[at * width..(at + 1) * width].to_vec();
-            values = rows.flat_map(|row| order.iter().flat_map(|at| group(row, *at))).collect();
-        }
-        if self.add_one {
-            values.iter_mut().for_each(|v| *v += 1.0);
-        }
-        Ok(values)
-    }
-}
-
-/// Reorders the rows of whole heads so that rotating (i, i + d/2) becomes rotating the pair (2i, 2i + 1).
-fn interleave(values: &[f32], head_dim: usize, cols: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(values.len());
-    for head in values.chunks(head_dim * cols) {
-        for row in 0..head_dim {
-            let from = (row % 2) * (head_dim / 2) + row / 2;
-            out.extend_from_slice(&head[from * cols..(from + 1) * cols]);
-        }
-    }
-    out
-}
-
 /// Names every tensor of the checkpoint, in file order: globals, then layer by layer.
 pub(super) fn plan(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<Vec<Planned>> {
     let mut planner = Planner { config, checkpoint, planned: BTreeMap::new() };
@@ -219,8 +120,9 @@ pub(super) fn plan(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<Vec<P
     }
     let planned = planner.planned;
     planned.values().try_for_each(Planned::check_experts)?;
-    for required in ["token_embd.weight", "output_norm.weight"] {
-        if !planned.values().any(|p| p.name == required) {
+    let last_norm = if family::has_convolutions(config.arch()) { "token_embd_norm" } else { "output_norm" };
+    for required in ["token_embd.weight", &format!("{last_norm}.weight")] {
+        if !planned.values().any(|p| p.name == *required) {
             return Err(Error::unsupported(format!("the checkpoint has nothing for {required}")));
         }
     }
@@ -246,15 +148,18 @@ impl Planner<'_> {
         let Some(stored) = self.checkpoint.get(full) else { return Ok(()) };
         let (stem, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
         let global = match stem {
-            "embed_tokens" => Some("token_embd"),
-            "norm" => Some("output_norm"),
+            "embed_tokens" | "embeddings" => Some("token_embd"),
+            "norm" | "norm_f" | "final_layernorm" => Some("output_norm"),
+            "embedding_norm" => Some("token_embd_norm"),
+            stem if family::is_gemma4(self.config.arch()) && stem != "lm_head" => gemma4::outside(stem),
             "lm_head" if self.config.tied() => return Ok(()),
             "lm_head" => Some("output"),
             _ => None,
         };
         if let Some(global) = global {
             let mut planned = Planned::matrix(format!("{global}.{suffix}"), full, stored);
-            planned.add_one = stem == "norm" && self.adds_one();
+            planned.add_one = stem == "norm" && suffix == "weight" && self.adds_one();
+            planned.factors = mamba::factors(self.config, stem, stored.rows())?;
             return self.add(planned);
         }
         let unknown = || Error::unsupported(format!("tensor {full} of the checkpoint"));
@@ -263,7 +168,7 @@ impl Planner<'_> {
             return Err(unknown());
         };
         let layer: usize = layer.parse().map_err(|_| unknown())?;
-        if has_latents(self.config.arch()) && self.is_ahead(layer)? {
+        if self.is_ahead(layer)? {
             return Ok(());
         }
         if layer >= self.config.layers()? {
@@ -283,14 +188,17 @@ impl Planner<'_> {
     /// The name inside the text model, or none for what a text model does not need.
     fn text_name<'n>(&self, full: &'n str) -> Option<&'n str> {
         let ahead = full.trim_start_matches("model.").starts_with("mtp.");
-        if full.ends_with("rotary_emb.inv_freq") || ahead && has_delta_nets(self.config.arch()) {
+        let arch = self.config.arch();
+        let skips = ahead && (has_delta_nets(arch) || family::is_nemotron(arch));
+        if full.ends_with("rotary_emb.inv_freq") || skips {
             return None;
         }
         if self.config.nested && !full.contains("language_model") {
             return (full == "lm_head.weight").then_some(full);
         }
         let name = full.trim_start_matches("model.").trim_start_matches("language_model.");
-        Some(name.trim_start_matches("model."))
+        let prefix = if family::is_nemotron(arch) { "backbone." } else { "model." };
+        Some(name.trim_start_matches(prefix))
     }
 
     /// Whether a layer predicts tokens further ahead: such layers stand behind the others and are not run.
@@ -307,7 +215,13 @@ impl Planner<'_> {
             return Ok(false);
         }
         let tensor = || full.to_string();
-        let keys = sizes.keys().map(|rows| Piece::Columns { tensor: tensor(), rows, count: sizes.rank });
+        let keys = sizes.keys().map(|rows| Piece::Columns {
+            tensor: tensor(),
+            rows,
+            first: 0,
+            step: 1,
+            count: sizes.rank,
+        });
         let values = sizes.values().map(|rows| Piece::Rows { tensor: tensor(), rows });
         for (name, cols, pieces) in [
             ("attn_k_b", sizes.plain, keys.collect::<Vec<_>>()),
@@ -322,7 +236,7 @@ impl Planner<'_> {
 
     /// Whether norms are stored as what is added to one.
     fn adds_one(&self) -> bool {
-        self.config.arch().starts_with("gemma") || has_delta_nets(self.config.arch())
+        family::adds_one(self.config.arch()) || has_delta_nets(self.config.arch())
     }
 
     /// A tensor of a delta net; false for one that none has.
@@ -378,17 +292,56 @@ impl Planner<'_> {
         if has_latents(arch) && inner == "self_attn.kv_b_proj.weight" {
             return self.latent(full, layer, stored);
         }
-        if inner == "mlp.gate.e_score_correction_bias" {
+        if let (true, Some(name)) = (family::has_mamba(arch), mamba::part(inner)) {
+            let planned = mamba::plan(self.config, (layer, name), full, stored, self.checkpoint)?;
+            return planned.map_or(Ok(false), |planned| self.add(planned).map(|()| true));
+        }
+        if inner == "self_attn.sinks" {
+            self.add(Planned::matrix(format!("blk.{layer}.attn_sinks.weight"), full, stored))?;
+            return Ok(true);
+        }
+        if family::is_gemma4(arch) {
+            if let Some(name) = gemma4::whole(inner) {
+                self.add(Planned::matrix(format!("blk.{layer}.{name}"), full, stored))?;
+                return Ok(true);
+            }
+            match inner {
+                "experts.gate_up_proj" => return self.halves(full, layer, stored, &["ffn_gate_up_exps"]),
+                "experts.down_proj" => return self.halves(full, layer, stored, &["ffn_down_exps"]),
+                _ => {}
+            }
+        }
+        match stem {
+            "block_sparse_moe.input_linear" => {
+                return self.halves(full, layer, stored, &["ffn_gate_exps", "ffn_up_exps"]);
+            }
+            "block_sparse_moe.output_linear" => return self.halves(full, layer, stored, &["ffn_down_exps"]),
+            "shared_mlp.input_linear" if self.config.experts() > 0 => {
+                return self.halves(full, layer, stored, &["ffn_gate_shexp", "ffn_up_shexp"]);
+            }
+            "shared_mlp.output_linear" if self.config.experts() > 0 => {
+                return self.halves(full, layer, stored, &["ffn_down_shexp"]);
+            }
+            "shared_mlp.input_linear" => return self.halves(full, layer, stored, &["ffn_gate", "ffn_up"]),
+            "shared_mlp.output_linear" => return self.halves(full, layer, stored, &["ffn_down"]),
+            _ => {}
+        }
+        if BIASES.contains(&inner) {
             self.add(Planned::matrix(format!("blk.{layer}.exp_probs_b.bias"), full, stored))?;
             return Ok(true);
         }
         let known = LAYER.iter().find(|(from, _)| *from == stem).map(|(_, to)| *to);
         let Some(name) = known.or_else(|| norm(arch, stem)) else { return Ok(false) };
         let mut planned = Planned::matrix(format!("blk.{layer}.{name}.{suffix}"), full, stored);
-        planned.add_one = self.adds_one() && name.ends_with("norm");
-        planned.permute = match (arch, name) {
-            ("llama", "attn_q") => Some(self.config.heads()?),
-            ("llama", "attn_k") => Some(self.config.kv_heads()?),
+        planned.add_one = self.adds_one() && name.ends_with("norm") && suffix == "weight";
+        planned.factors = mamba::factors(self.config, stem, stored.rows())?;
+        if arch == "falcon-h1" && name == "ffn_norm" {
+            // llama.cpp's converter has this one norm under its whole name.
+            planned.name = format!("blk.{layer}.{name}");
+        }
+        planned.permute = match name {
+            "attn_q" if family::permutes(arch) => Some(self.config.heads()?),
+            "attn_k" if family::permutes(arch) => Some(self.config.kv_heads()?),
             _ => None,
         };
         if let Some(heads) = planned.permute {
@@ -432,50 +385,105 @@ impl Planner<'_> {
                 index.ok_or_else(|| Error::malformed(full, format!("config.json has {experts} experts")))?;
             return self.stack(format!("blk.{layer}.{name}.weight"), full, index, stored).map(|()| true);
         }
-        let &[count, rows, cols] = stored.shape.as_slice() else { return Ok(false) };
-        if count != experts {
-            return Err(Error::malformed(
-                full,
-                format!("it stacks {count} experts, config.json has {experts}"),
-            ));
+        if self.config.arch() == "gpt-oss" {
+            return self.interleaved(full, layer, rest, stored);
         }
-        let parts: &[(&str, Range<usize>)] = match rest.trim_end_matches(".weight") {
-            "down_proj" => &[("ffn_down_exps", 0..rows)],
-            "gate_up_proj" => &[("ffn_gate_exps", 0..rows / 2), ("ffn_up_exps", rows / 2..rows)],
+        if stored.shape.len() != 3 {
+            return Ok(false);
+        }
+        match rest.trim_end_matches(".weight") {
+            "down_proj" => self.halves(full, layer, stored, &["ffn_down_exps"]),
+            "gate_up_proj" => self.halves(full, layer, stored, &["ffn_gate_exps", "ffn_up_exps"]),
+            _ => Ok(false),
+        }
+    }
+
+    /// A matrix, or a stack of one for each expert, whose rows are those of the named ones in turn, as many of each; false for one of
+    /// another shape.
+    fn halves(&mut self, full: &str, layer: usize, stored: &Stored, names: &[&str]) -> Result<bool> {
+        let (count, rows, cols) = match stored.shape[..] {
+            [rows, cols] => (1, rows, cols),
+            [count, rows, cols] => (count, rows, cols),
             _ => return Ok(false),
         };
-        for (name, part) in parts {
-            let piece = |expert: usize| Piece::Rows {
-                tensor: full.into(),
-                rows: expert * rows + part.start..expert * rows + part.end,
+        let experts = self.config.experts();
+        if stored.shape.len() == 3 && count != experts {
+            let why = format!("it stacks {count} experts, config.json has {experts}");
+            return Err(Error::malformed(full, why));
+        }
+        if !rows.is_multiple_of(names.len()) {
+            return Ok(false);
+        }
+        let part = rows / names.len();
+        for (at, name) in names.iter().enumerate() {
+            let piece = |expert: usize| {
+                let first = expert * rows + at * part;
+                Piece::Rows { tensor: full.into(), rows: first..first + part }
             };
-            self.add(Planned {
-                name: format!("blk.{layer}.{name}.weight"),
-                cols,
-                vector: false,
-                stacked: count,
-                pieces: (0..count).map(piece).collect(),
-                permute: None,
-                add_one: false,
-                columns: None,
-            })?;
+            let name = format!("blk.{layer}.{name}.weight");
+            let pieces = (0..count).map(piece).collect();
+            self.add(Planned { stacked: count, ..Planned::plain(name, cols, false, pieces) })?;
+        }
+        Ok(true)
+    }
+
+    /// What gpt-oss has of its experts: gate and up take turns, and matrices that are not MXFP4 have inputs before outputs.
+    fn interleaved(&mut self, full: &str, layer: usize, rest: &str, stored: &Stored) -> Result<bool> {
+        let (experts, arch) = (self.config.experts(), self.config.arch());
+        if stored.shape.first() != Some(&experts) {
+            let why = format!("config.json of {arch} has {experts} experts, shape {:?}", stored.shape);
+            return Err(Error::malformed(full, why));
+        }
+        let (names, step): (&[&str], usize) = match rest.trim_end_matches("_bias") {
+            "gate_up_proj" => (&["ffn_gate_exps", "ffn_up_exps"], 2),
+            "down_proj" => (&["ffn_down_exps"], 1),
+            _ => return Ok(false),
+        };
+        for (first, name) in names.iter().enumerate() {
+            let tensor = || full.to_owned();
+            let planned = match stored.shape[..] {
+                [_, width] if rest.ends_with("_bias") => {
+                    let all = self.values(full, stored)?;
+                    let row =
+                        |row: &[f32]| Piece::Values(row.iter().skip(first).step_by(step).copied().collect());
+                    let pieces = all.chunks_exact(width).map(row).collect();
+                    Planned::plain(format!("blk.{layer}.{name}.bias"), width / step, false, pieces)
+                }
+                [_, rows, cols] if stored.is_mxfp4() => {
+                    let piece = |expert: usize| {
+                        let rows = expert * rows + first..(expert + 1) * rows;
+                        Piece::Every { tensor: tensor(), rows, step }
+                    };
+                    let pieces = (0..experts).map(piece).collect();
+                    Planned {
+                        stacked: experts,
+                        ..Planned::plain(format!("blk.{layer}.{name}.weight"), cols, false, pieces)
+                    }
+                }
+                [_, rows, cols] => {
+                    let piece = |expert: usize| {
+                        let (rows, count) = (expert * rows..(expert + 1) * rows, cols / step);
+                        Piece::Columns { tensor: tensor(), rows, first, step, count }
+                    };
+                    let pieces = (0..experts).map(piece).collect();
+                    Planned {
+                        stacked: experts,
+                        ..Planned::plain(format!("blk.{layer}.{name}.weight"), rows, false, pieces)
+                    }
+                }
+                _ => return Ok(false),
+            };
+            self.add(planned)?;
         }
         Ok(true)
     }
 
     fn stack(&mut self, name: String, full: &str, index: usize, stored: &Stored) -> Result<()> {
         let experts = self.config.experts();
-        let entry = self.planned.entry(key(&name)).or_insert_with(|| Planned {
-            name,
-            cols: stored.cols(),
-            vector: false,
-            stacked: experts,
-            pieces: (0..experts)
-                .map(|_| Piece::Rows { tensor: String::new(), rows: 0..stored.rows() })
-                .collect(),
-            permute: None,
-            add_one: false,
-            columns: None,
+        let entry = self.planned.entry(key(&name)).or_insert_with(|| {
+            let missing = |_| Piece::Rows { tensor: String::new(), rows: 0..stored.rows() };
+            let pieces = (0..experts).map(missing).collect();
+            Planned { stacked: experts, ..Planned::plain(name, stored.cols(), false, pieces) }
         });
         if entry.cols != stored.cols() || entry.pieces[index].rows() != stored.rows() {
             return Err(Error::malformed(full, "its shape differs from the other experts'"));
@@ -496,36 +504,4 @@ impl Planner<'_> {
 fn key(name: &str) -> (usize, String) {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
     (layer.map_or(0, |layer| layer + 1), name.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Piece, Planned, interleave};
-
-    #[test]
-    fn halves_become_neighbors() {
-        // Two heads of four rows, one column: rows 0 and 2 of a head were a pair.
-        assert_eq!(
-            interleave(&[0., 1., 2., 3., 10., 11., 12., 13.], 4, 1),
-            [0., 2., 1., 3., 10., 12., 11., 13.]
-        );
-    }
-
-    #[test]
-    fn a_missing_expert_is_named() {
-        let piece = |tensor: &str| Piece::Rows { tensor: tensor.into(), rows: 0..1 };
-        let stack = |pieces| Planned {
-            name: "blk.3.ffn_up_exps.weight".into(),
-            cols: 1,
-            vector: false,
-            stacked: 2,
-            pieces,
-            permute: None,
-            add_one: false,
-            columns: None,
-        };
-        assert!(stack(vec![piece("a"), piece("b")]).check_experts().is_ok());
-        let why = stack(vec![piece("a"), piece("")]).check_experts().unwrap_err().to_string();
-        assert!(why.contains("blk.3.ffn_up_exps.weight") && why.contains("expert 1"), "{why}");
-    }
 }

@@ -31,7 +31,7 @@ pub(crate) mod iq3_s;
 pub(crate) mod iq3_xxs;
 mod iq4_nl;
 pub(crate) mod iq4_xs;
-mod mxfp4;
+pub(crate) mod mxfp4;
 mod q2_k;
 mod q3_k;
 mod q4_0;

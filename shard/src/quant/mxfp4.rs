@@ -34,7 +34,7 @@ pub static MXFP4: Format = Format {
 };
 
 /// `2^(e - 128)`; the two smallest are subnormal.
-fn power(e: u8) -> f32 {
+pub(crate) fn power(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
 }
 

@@ -5,6 +5,7 @@ with `rope_theta` and `rope_scaling` as almost every checkpoint on the hub has i
 Converting it must give the tensors of `families/<name>.gguf`, which is written from the same model.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -77,9 +78,23 @@ def config_json(family, dtype, vocab):
     return out | rope_v4(config) | {"torch_dtype": dtype}
 
 
+def saved(folder, family, model, vocab):
+    """As transformers itself writes it, under the names of the hub."""
+    model = copy.deepcopy(model).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    path = folder / "config.json"
+    config = {k: v for k, v in json.loads(path.read_text()).items() if k != "transformers_version"}
+    config |= {"bos_token_id": None, "eos_token_id": vocab.eos}
+    path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    vocabulary.write_hf(folder, vocab)
+
+
 def write(folder, family, model, vocab):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    if family.hf_style == "saved":
+        return saved(folder, family, model, vocab)
     dtype = torch.float16 if family.hf == "f16" else torch.bfloat16
     tensors = {}
     for name, value in published(model.state_dict(), family.config):

@@ -83,7 +83,11 @@ class Family:
     head_gain: float = 4.0  # scale of the logits
     residual: float = 1.0  # scale of the residual stream; small where a large eps is to be seen
     hf: str = ""  # "bf16" | "f16" | "bf16-sharded": also write tests/data/hf/<name>
-    hf_style: str = "v4"  # config.json with rope_theta/rope_scaling ("v4") or rope_parameters ("v5")
+    hf_style: str = "v4"  # config.json with rope_theta/rope_scaling ("v4") or rope_parameters ("v5"); "saved" as transformers writes all
+
+
+# families whose directory is as transformers writes it
+SAVED = {"glm4moe", "granitehybrid_moe", "falcon_h1", "lfm2moe", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
 
 
 def yarn(theta, factor, original):
@@ -344,7 +348,11 @@ def families():
                gemma4_config(324, "wfwfwf", hidden_size_per_layer_input=16, vocab_size_per_layer_input=324,
                              num_kv_shared_layers=2, use_double_wide_mlp=True)),
     ]
-    return [dataclasses.replace(family, seed=SEEDS.get(family.name, 0)) for family in families]
+    def finished(family):
+        hf = dict(hf="bf16", hf_style="saved") if family.name in SAVED else {}
+        return dataclasses.replace(family, seed=SEEDS.get(family.name, 0), **hf)
+
+    return [finished(family) for family in families]
 
 
 def longrope_attention_factor(context, original):
