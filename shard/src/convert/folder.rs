@@ -119,11 +119,57 @@ impl Folder {
     /// A file of JSON, if it is there.
     pub(super) fn json(&self, name: &str) -> Result<Option<Value>> {
         let Some(bytes) = self.read(name)? else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::malformed(name, e.to_string()))
+        let read = serde_json::from_slice(&bytes).or_else(|error| {
+            // Python writes numbers that JSON has no words for.
+            serde_json::from_slice(&without_infinities(&bytes)).map_err(|_| error)
+        });
+        read.map(Some).map_err(|e| Error::malformed(name, e.to_string()))
     }
 
     fn get(&self, name: &str) -> Result<&Opened> {
         let missing = || Error::io(self.path.join(name), io::ErrorKind::NotFound.into());
         self.files.get(name).ok_or_else(missing)
+    }
+}
+
+/// The same text with `null` for `NaN`, `Infinity` and `-Infinity`, but not within strings.
+fn without_infinities(json: &[u8]) -> Vec<u8> {
+    let (mut out, mut rest, mut quoted) = (Vec::with_capacity(json.len()), json, false);
+    while let [first, behind @ ..] = rest {
+        let word = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|word| rest.starts_with(word));
+        if let (false, Some(word)) = (quoted, word) {
+            out.extend(b"null");
+            rest = &rest[word.len()..];
+            continue;
+        }
+        out.push(*first);
+        rest = behind;
+        match (first, behind) {
+            (b'"', _) => quoted = !quoted,
+            (b'\\', [escaped, behind @ ..]) if quoted => {
+                out.push(*escaped);
+                rest = behind;
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_python_calls_infinite_is_read_as_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = r#"{"time_step_limit": [0.0, Infinity], "least": -Infinity, "none": NaN, "text": "a \"NaN\" Infinity"}"#;
+        std::fs::write(folder.path().join("config.json"), text).unwrap();
+        let read = Folder::open(folder.path()).unwrap().json("config.json").unwrap().unwrap();
+        let expected = serde_json::json!({"time_step_limit": [0.0, null], "least": null, "none": null,
+            "text": "a \"NaN\" Infinity"});
+        assert_eq!(read, expected);
+        std::fs::write(folder.path().join("config.json"), "{\"a\": Infinit}").unwrap();
+        assert!(Folder::open(folder.path()).unwrap().json("config.json").is_err());
     }
 }

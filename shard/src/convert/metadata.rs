@@ -185,11 +185,55 @@ fn only(config: &Config, key: &str, usual: &Value) -> Result<()> {
     }
 }
 
+/// Refuses what the engines that read a family's files do not do, since the files do not say it.
+fn check_usual(config: &Config) -> Result<()> {
+    for (families, key, usual) in [
+        ("smollm3", "no_rope_layer_interval", Value::from(4)),
+        ("smollm3", "use_sliding_window", false.into()),
+        ("cohere2", "sliding_window_pattern", 4.into()),
+        ("falcon-h1", "mamba_norm_before_gate", false.into()),
+        ("nemotron_h", "mlp_hidden_act", "relu2".into()),
+        ("nemotron_h", "mamba_hidden_act", "silu".into()),
+        ("lfm2", "conv_bias", false.into()),
+        ("lfm2moe", "norm_topk_prob", true.into()),
+        ("lfm2moe", "routed_scaling_factor", 1.0.into()),
+    ] {
+        if config.arch().starts_with(families) {
+            only(config, key, &usual)?;
+        }
+    }
+    // Which layers see everything, or do not rotate, where the readers count.
+    let every = match config.arch() {
+        "smollm3" | "cohere2" => Some(4),
+        "gpt-oss" => Some(2),
+        "dots1" => Some(1),
+        _ => None,
+    };
+    let last = |layer: usize, every: usize| (layer + 1).is_multiple_of(every);
+    let kinds = config.strings("layer_types").filter(|_| config.arch() != "smollm3");
+    if let (Some(every), Some(kinds)) = (every, kinds)
+        && !kinds.iter().enumerate().all(|(layer, kind)| (kind == "full_attention") == last(layer, every))
+    {
+        return Err(Error::unsupported(format!("config.json: layer_types without a period of {every}")));
+    }
+    if let (Some(every), Some(rotates)) = (every, config.json["no_rope_layers"].as_array())
+        && !rotates.iter().enumerate().all(|(layer, rotates)| (rotates == 0) == last(layer, every))
+    {
+        return Err(Error::unsupported(format!("config.json: no_rope_layers without a period of {every}")));
+    }
+    let [least, most] = [0, 1].map(|at| config.json["time_step_limit"][at].as_f64());
+    if least.is_some_and(|least| least > 0.0) || most.is_some() {
+        return Err(Error::unsupported("config.json: time_step_limit other than none"));
+    }
+    Ok(())
+}
+
 /// Adds what only some families say.
 ///
 /// # Errors
 /// Keys that are missing or unsound, and choices that a file cannot express.
 fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
+    check_usual(config)?;
     let arch = config.arch();
     let key = |name: &str| format!("{arch}.{name}");
     if let Some(windowed) = windowed(config)? {
@@ -219,8 +263,6 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
             writer.add_u32(&key("expert_feed_forward_length"), config.number("intermediate_size")? as u32);
         }
         "lfm2moe" => {
-            only(config, "norm_topk_prob", &true.into())?;
-            only(config, "routed_scaling_factor", &1.0.into())?;
             writer.add_u32(&key("leading_dense_block_count"), config.size("num_dense_layers")?.unwrap_or(0));
         }
         "glm4moe" | "dots1" => {
@@ -248,7 +290,6 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
         _ => {}
     }
     if family::has_convolutions(arch) {
-        only(config, "conv_bias", &false.into())?;
         writer.add_u32(&key("shortconv.l_cache"), config.size("conv_L_cache")?.unwrap_or(3));
         let heads = config.kv_heads()? as i32;
         let attends = attention_layers(config)?;
@@ -401,6 +442,20 @@ mod tests {
         let exaone =
             written("exaone4", json!({"num_hidden_layers": 4, "sliding_window_pattern": "LLG"})).unwrap();
         assert_eq!(list(&exaone, "exaone4.attention.sliding_window_pattern"), "[true, true, false, true]");
+        for (kind, more, part) in [
+            ("smollm3", json!({"no_rope_layers": [1, 0]}), "no_rope_layers"),
+            (
+                "gpt_oss",
+                json!({"layer_types": ["full_attention", "full_attention"], "intermediate_size": 8}),
+                "layer_types",
+            ),
+            ("lfm2", json!({"conv_bias": true, "full_attn_idxs": [1]}), "conv_bias"),
+        ] {
+            assert!(refused(kind, more).contains(part), "{kind}");
+        }
+        let limits = json!({"hybrid_override_pattern": "M-M*", "time_step_limit": [0.0, 0.1]});
+        let why = nemotron(limits).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(why.contains("time_step_limit"), "{why}");
         // The published configuration of 1.2 billion weights.
         let lfm = json!({"block_ff_dim": 12288, "block_auto_adjust_ff_dim": true, "block_multiple_of": 256,
             "block_ffn_dim_multiplier": 1.0, "full_attn_idxs": [1], "norm_eps": 1e-5});
