@@ -64,11 +64,17 @@ pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
 /// How often a log hears of long work.
 const QUIET: Duration = Duration::from_secs(30);
 
+/// Estimates beyond it are of a clock that stood still.
+const FORESEEN: Duration = Duration::from_secs(30 * 24 * 3_600);
+
 /// Where the work of a bar is.
 fn line(bar: &ProgressBar, bytes: bool) -> String {
     let count = |n: u64| if bytes { human_bytes(n) } else { HumanCount(n).to_string() };
     let (done, all) = (count(bar.position()), bar.length().filter(|all| *all > 0).map(count));
-    let of = all.map_or_else(String::new, |all| format!(" of {all}, {} left", HumanDuration(bar.eta())));
+    // Behind a pause of the whole machine an estimate says nothing until work has gone on for a while.
+    let left = Some(bar.eta()).filter(|left| *left < FORESEEN);
+    let left = left.map_or_else(String::new, |left| format!(", {} left", HumanDuration(left)));
+    let of = all.map_or_else(String::new, |all| format!(" of {all}{left}"));
     format!("{}: {done}{of}", bar.message())
 }
 

@@ -79,7 +79,9 @@ pub(super) fn plan(
         }
         "D" => column("ssm_d", checkpoint.read(full, 0..stored.rows())?),
         "dt_bias" => plain("ssm_dt.bias"),
-        "norm.weight" if stored.cols() != sizes.inner() => return Ok(None),
+        "norm.weight" if stored.cols() != sizes.inner() || !sizes.inner().is_multiple_of(sizes.groups) => {
+            return Ok(None);
+        }
         "norm.weight" => {
             Planned { shape: Some([sizes.groups, sizes.inner() / sizes.groups]), ..plain("ssm_norm.weight") }
         }
