@@ -46,7 +46,7 @@ fn same(ours: &Tensor<'_>, theirs: &Tensor<'_>, name: &str) {
     }
 }
 
-/// With `SHOAL_CHECKPOINTS=FOLDER`, in which `make.py` wrote others, these as well: `cargo test -p shoal-tests --test integration --
+/// With `SHOAL_CHECKPOINTS=FOLDER`, in which `hf_dir.saved` wrote others, these as well: `cargo test -p shoal-tests --test integration --
 /// convert::every --nocapture`.
 #[test]
 fn every_tensor_and_key_equals_the_independent_converters() {

@@ -32,11 +32,11 @@ impl PoolingTasks {
         }
     }
 
-    /// Whether it does this.
-    pub(super) fn takes(&self, task: PoolingTask) -> bool {
+    /// Which hidden states this is made of; `None` where the model does not do it.
+    pub(super) fn states(&self, task: PoolingTask) -> Option<Pooling> {
         match task {
-            PoolingTask::Embed => self.vector.is_some(),
-            PoolingTask::Score => self.scores,
+            PoolingTask::Embed => self.vector,
+            PoolingTask::Score => self.scores.then_some(Pooling::Last),
         }
     }
 }
@@ -57,11 +57,7 @@ impl PromptPooling {
         task: PoolingTask,
         (name, hidden): (&str, usize),
     ) -> Result<Self> {
-        let pooling = match task {
-            PoolingTask::Embed => tasks.vector,
-            PoolingTask::Score => tasks.scores.then_some(Pooling::Last),
-        };
-        let pooling = pooling.ok_or_else(|| Error::usage(task.refusal(name)))?;
+        let pooling = tasks.states(task).ok_or_else(|| Error::usage(task.refusal(name)))?;
         Ok(Self { task, pooled: Pooled::new(hidden, pooling) })
     }
 

@@ -90,10 +90,9 @@ impl<'a> Checkpoint<'a> {
 
     /// Makes one tensor of each pair `NAME_blocks` and `NAME_scales`, in which MXFP4 is published.
     fn join_halves(&mut self) -> Result<()> {
-        let names: Vec<String> =
-            self.tensors.keys().filter(|name| name.ends_with("_blocks")).cloned().collect();
+        let names: Vec<String> = self.tensors.keys().cloned().collect();
         for blocks in names {
-            let name = blocks.trim_end_matches("_blocks").to_owned();
+            let Some(name) = blocks.strip_suffix("_blocks").map(str::to_owned) else { continue };
             let Some(scales) = self.tensors.remove(&format!("{name}_scales")) else { continue };
             let Some(codes) = self.tensors.remove(&blocks) else { continue };
             let fits = matches!(&codes.shape[..], [.., groups, bytes] if 2 * bytes == SHARED && scales.shape.last() == Some(groups))

@@ -179,6 +179,26 @@ impl Config {
         size(&self.json, key)
     }
 
+    /// The number called `key`, at most `most`.
+    pub fn bounded(&self, key: &str, most: usize) -> Result<usize> {
+        let number = self.number(key)?;
+        if number > most {
+            let why = format!("is {number}, the limit is {most}");
+            return Err(Error::malformed(format!("config.json: {key}"), why));
+        }
+        Ok(number)
+    }
+
+    /// Refuses a list that tells of another number of layers.
+    pub fn check_layers(&self, told: usize) -> Result<()> {
+        let layers = self.layers()?;
+        if told != layers {
+            let why = format!("it tells of {told} layers of {layers}");
+            return Err(Error::malformed("config.json: layer_types", why));
+        }
+        Ok(())
+    }
+
     pub fn number(&self, key: &str) -> Result<usize> {
         let n = self.json[key].as_u64().filter(|&n| n > 0 && n < 1 << 31);
         n.map(|n| n as usize).ok_or_else(|| {

@@ -47,11 +47,7 @@ pub(super) fn inside(stem: &str) -> Option<&'static str> {
 /// Which layers see a window only.
 fn windowed(config: &Config) -> Result<Vec<bool>> {
     let kinds = config.strings("layer_types").unwrap_or_default();
-    let layers = config.layers()?;
-    if kinds.len() != layers {
-        let why = format!("it tells of {} layers of {layers}", kinds.len());
-        return Err(Error::malformed("config.json: layer_types", why));
-    }
+    config.check_layers(kinds.len())?;
     Ok(kinds.iter().map(|kind| kind == "sliding_attention").collect())
 }
 

@@ -28,12 +28,7 @@ pub(super) struct Heads {
 
 impl Heads {
     pub fn read(config: &Config) -> Result<Self> {
-        let size = |key: &str| match config.number(key)? {
-            size @ 1..=MAX => Ok(size),
-            size => {
-                Err(Error::malformed(format!("config.json: {key}"), format!("is {size}, the limit is {MAX}")))
-            }
-        };
+        let size = |key: &str| config.bounded(key, MAX);
         let heads = Self {
             keys: size("linear_num_key_heads")?,
             values: size("linear_num_value_heads")?,

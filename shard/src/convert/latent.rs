@@ -25,12 +25,7 @@ pub(super) struct Sizes {
 
 impl Sizes {
     pub fn read(config: &Config) -> Result<Self> {
-        let size = |key: &str| match config.number(key)? {
-            size @ 1..=MAX => Ok(size),
-            size => {
-                Err(Error::malformed(format!("config.json: {key}"), format!("is {size}, the limit is {MAX}")))
-            }
-        };
+        let size = |key: &str| config.bounded(key, MAX);
         Ok(Self {
             heads: size("num_attention_heads")?,
             rank: size("kv_lora_rank")?,

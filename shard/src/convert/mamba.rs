@@ -26,12 +26,7 @@ struct Sizes {
 
 impl Sizes {
     fn read(config: &Config) -> Result<Self> {
-        let size = |key: &str| match config.number(key)? {
-            size @ 1..=MAX => Ok(size),
-            size => {
-                Err(Error::malformed(format!("config.json: {key}"), format!("is {size}, the limit is {MAX}")))
-            }
-        };
+        let size = |key: &str| config.bounded(key, MAX);
         let [heads, width, state, groups, taps] = match is_nemotron(config.arch()) {
             true => ["mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"],
             false => ["mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"],
@@ -87,14 +82,8 @@ pub(super) fn plan(
         }
         "conv1d.weight" => plain("ssm_conv1d.weight"),
         "conv1d.bias" => plain("ssm_conv1d.bias"),
-        "in_proj.weight" => {
-            let factors = factors(config, "mamba.in_proj", stored.rows())?;
-            Planned { factors, ..plain("ssm_in.weight") }
-        }
-        "out_proj.weight" => {
-            let factors = factors(config, "mamba.out_proj", stored.rows())?;
-            Planned { factors, ..plain("ssm_out.weight") }
-        }
+        "in_proj.weight" => plain("ssm_in.weight"),
+        "out_proj.weight" => plain("ssm_out.weight"),
         _ => return Ok(None),
     };
     Ok(Some(planned))
@@ -165,22 +154,6 @@ pub(super) fn write(config: &Config, writer: &mut Writer) -> Result<()> {
         return Ok(());
     }
     writer.add_bool(&key("rope.scaling.finetuned"), false);
-    let layers = config.layers()?;
-    let attends: Vec<bool> = match blocks(&config.json) {
-        Some(blocks) => blocks.iter().map(|block| *block == Block::Attention).collect(),
-        None if is_nemotron(arch) => Vec::new(),
-        None => {
-            let kinds = config.strings("layer_types").unwrap_or_default();
-            kinds.iter().map(|kind| kind == "full_attention" || kind == "attention").collect()
-        }
-    };
-    if attends.len() != layers {
-        let why = format!("it tells of {} layers of {layers}", attends.len());
-        return Err(Error::malformed("config.json: layer_types", why));
-    }
-    let heads = config.kv_heads()? as i32;
-    let heads: Vec<i32> = attends.iter().map(|attends| if *attends { heads } else { 0 }).collect();
-    writer.add_i32s(&key("attention.head_count_kv"), &heads);
     if arch == "granitehybrid" {
         if config.text("position_embedding_type").is_some_and(|kind| kind != "nope") {
             return Err(Error::unsupported("config.json: position_embedding_type other than nope"));

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{
+    blocks::{Block, blocks},
     config::{Config, has_delta_nets, has_latents, is_encoder},
     family, gemma4, mamba,
 };
@@ -72,9 +73,6 @@ impl Config {
                 writer.add_f32(&key(to), x as f32);
             }
         }
-        if has_delta_nets(arch) {
-            self.check_hybrid()?;
-        }
         if family::is_gemma4(arch) {
             return gemma4::write(self, writer);
         }
@@ -128,23 +126,6 @@ impl Config {
             }
             _ => Ok(None),
         }
-    }
-
-    /// Refuses what the published hybrids do not have.
-    fn check_hybrid(&self) -> Result<()> {
-        let other =
-            |key: &str, usual: &[Value]| !self.json[key].is_null() && !usual.contains(&self.json[key]);
-        for (key, usual) in [
-            ("attention_bias", vec![Value::Bool(false)]),
-            ("norm_topk_prob", vec![Value::Bool(true)]),
-            ("decoder_sparse_step", vec![Value::from(1)]),
-            ("mlp_only_layers", vec![Value::Array(Vec::new())]),
-        ] {
-            if other(key, &usual) {
-                return Err(Error::unsupported(format!("config.json: {key} {}", self.json[key])));
-            }
-        }
-        Ok(())
     }
 }
 
@@ -201,6 +182,12 @@ fn check_usual(config: &Config) -> Result<()> {
         if config.arch().starts_with(families) {
             only(config, key, &usual)?;
         }
+    }
+    if has_delta_nets(config.arch()) {
+        only(config, "attention_bias", &false.into())?;
+        only(config, "norm_topk_prob", &true.into())?;
+        only(config, "decoder_sparse_step", &1.into())?;
+        only(config, "mlp_only_layers", &Value::Array(Vec::new()))?;
     }
     // Which layers see everything, or do not rotate, where the readers count.
     let every = match config.arch() {
@@ -291,6 +278,8 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
     }
     if family::has_convolutions(arch) {
         writer.add_u32(&key("shortconv.l_cache"), config.size("conv_L_cache")?.unwrap_or(3));
+    }
+    if family::lists_heads(arch) {
         let heads = config.kv_heads()? as i32;
         let attends = attention_layers(config)?;
         let heads: Vec<i32> = attends.iter().map(|attends| if *attends { heads } else { 0 }).collect();
@@ -299,22 +288,23 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// Which layers of a model with short convolutions attend.
+/// Which layers attend, where others do not.
 fn attention_layers(config: &Config) -> Result<Vec<bool>> {
-    let layers = config.layers()?;
-    let listed = match config.strings("layer_types") {
-        Some(kinds) => kinds.iter().map(|kind| kind == "full_attention").collect::<Vec<_>>(),
-        None => {
-            let listed = config.json["full_attn_idxs"].as_array();
-            let attends = |layer: usize| listed?.iter().any(|at| at.as_u64() == Some(layer as u64)).into();
-            let all: Option<Vec<bool>> = (0..layers).map(attends).collect();
-            all.ok_or_else(|| Error::malformed("config.json: layer_types", "it is missing"))?
-        }
+    // Granite 4.0 H was published with another word than it is saved with.
+    let attends =
+        |kind: &String| kind == "full_attention" || (config.arch() == "granitehybrid" && kind == "attention");
+    let listed: Vec<bool> = if family::is_nemotron(config.arch()) {
+        blocks(&config.json).unwrap_or_default().iter().map(|block| *block == Block::Attention).collect()
+    } else if let Some(kinds) = config.strings("layer_types") {
+        kinds.iter().map(attends).collect()
+    } else {
+        let listed = config.json["full_attn_idxs"].as_array();
+        let listed = listed.filter(|_| family::has_convolutions(config.arch()));
+        let listed = listed.ok_or_else(|| Error::malformed("config.json: layer_types", "it is missing"))?;
+        let attends = |layer: usize| listed.iter().any(|at| at.as_u64() == Some(layer as u64));
+        (0..config.layers()?).map(attends).collect()
     };
-    if listed.len() != layers {
-        let why = format!("it has {} layers of {layers}", listed.len());
-        return Err(Error::malformed("config.json: layer_types", why));
-    }
+    config.check_layers(listed.len())?;
     Ok(listed)
 }
 

@@ -294,7 +294,10 @@ impl Planner<'_> {
         }
         if let (true, Some(name)) = (family::has_mamba(arch), mamba::part(inner)) {
             let planned = mamba::plan(self.config, (layer, name), full, stored, self.checkpoint)?;
-            return planned.map_or(Ok(false), |planned| self.add(planned).map(|()| true));
+            let Some(planned) = planned else { return Ok(false) };
+            let factors = mamba::factors(self.config, stem, stored.rows())?;
+            self.add(Planned { factors, ..planned })?;
+            return Ok(true);
         }
         if inner == "self_attn.sinks" {
             self.add(Planned::matrix(format!("blk.{layer}.attn_sinks.weight"), full, stored))?;
@@ -306,25 +309,22 @@ impl Planner<'_> {
                 return Ok(true);
             }
             match inner {
-                "experts.gate_up_proj" => return self.halves(full, layer, stored, &["ffn_gate_up_exps"]),
-                "experts.down_proj" => return self.halves(full, layer, stored, &["ffn_down_exps"]),
+                "experts.gate_up_proj" => return self.halves(full, layer, stored, (&["gate_up"], "_exps")),
+                "experts.down_proj" => return self.halves(full, layer, stored, (&["down"], "_exps")),
                 _ => {}
             }
         }
-        match stem {
-            "block_sparse_moe.input_linear" => {
-                return self.halves(full, layer, stored, &["ffn_gate_exps", "ffn_up_exps"]);
-            }
-            "block_sparse_moe.output_linear" => return self.halves(full, layer, stored, &["ffn_down_exps"]),
-            "shared_mlp.input_linear" if self.config.experts() > 0 => {
-                return self.halves(full, layer, stored, &["ffn_gate_shexp", "ffn_up_shexp"]);
-            }
-            "shared_mlp.output_linear" if self.config.experts() > 0 => {
-                return self.halves(full, layer, stored, &["ffn_down_shexp"]);
-            }
-            "shared_mlp.input_linear" => return self.halves(full, layer, stored, &["ffn_gate", "ffn_up"]),
-            "shared_mlp.output_linear" => return self.halves(full, layer, stored, &["ffn_down"]),
-            _ => {}
+        // Beside experts the dense network is the expert that every token visits.
+        let shared = if self.config.experts() > 0 { "_shexp" } else { "" };
+        let fused: Option<(&[&str], &str)> = match stem {
+            "block_sparse_moe.input_linear" => Some((&["gate", "up"], "_exps")),
+            "block_sparse_moe.output_linear" => Some((&["down"], "_exps")),
+            "shared_mlp.input_linear" => Some((&["gate", "up"], shared)),
+            "shared_mlp.output_linear" => Some((&["down"], shared)),
+            _ => None,
+        };
+        if let Some(names) = fused {
+            return self.halves(full, layer, stored, names);
         }
         if BIASES.contains(&inner) {
             self.add(Planned::matrix(format!("blk.{layer}.exp_probs_b.bias"), full, stored))?;
@@ -392,15 +392,21 @@ impl Planner<'_> {
             return Ok(false);
         }
         match rest.trim_end_matches(".weight") {
-            "down_proj" => self.halves(full, layer, stored, &["ffn_down_exps"]),
-            "gate_up_proj" => self.halves(full, layer, stored, &["ffn_gate_exps", "ffn_up_exps"]),
+            "down_proj" => self.halves(full, layer, stored, (&["down"], "_exps")),
+            "gate_up_proj" => self.halves(full, layer, stored, (&["gate", "up"], "_exps")),
             _ => Ok(false),
         }
     }
 
-    /// A matrix, or a stack of one for each expert, whose rows are those of the named ones in turn, as many of each; false for one of
-    /// another shape.
-    fn halves(&mut self, full: &str, layer: usize, stored: &Stored, names: &[&str]) -> Result<bool> {
+    /// A matrix, or a stack of one for each expert, whose rows are those of these parts of a feed-forward network in turn, as many of each;
+    /// false for one of another shape.
+    fn halves(
+        &mut self,
+        full: &str,
+        layer: usize,
+        stored: &Stored,
+        (parts, ending): (&[&str], &str),
+    ) -> Result<bool> {
         let (count, rows, cols) = match stored.shape[..] {
             [rows, cols] => (1, rows, cols),
             [count, rows, cols] => (count, rows, cols),
@@ -411,16 +417,16 @@ impl Planner<'_> {
             let why = format!("it stacks {count} experts, config.json has {experts}");
             return Err(Error::malformed(full, why));
         }
-        if !rows.is_multiple_of(names.len()) {
+        if !rows.is_multiple_of(parts.len()) {
             return Ok(false);
         }
-        let part = rows / names.len();
-        for (at, name) in names.iter().enumerate() {
+        let height = rows / parts.len();
+        for (at, part) in parts.iter().enumerate() {
             let piece = |expert: usize| {
-                let first = expert * rows + at * part;
-                Piece::Rows { tensor: full.into(), rows: first..first + part }
+                let first = expert * rows + at * height;
+                Piece::Rows { tensor: full.into(), rows: first..first + height }
             };
-            let name = format!("blk.{layer}.{name}.weight");
+            let name = format!("blk.{layer}.ffn_{part}{ending}.weight");
             let pieces = (0..count).map(piece).collect();
             self.add(Planned { stacked: count, ..Planned::plain(name, cols, false, pieces) })?;
         }

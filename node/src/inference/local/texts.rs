@@ -118,8 +118,10 @@ impl Ready {
     }
 }
 
+/// Whether a query and its documents are no more text than is ranked at once.
+///
 /// # Errors
-/// For more text than is ranked at once.
+/// [`Failure::Invalid`] when they are.
 pub(in crate::inference) fn check_ranked(request: &RerankRequest) -> Result<(), Failure> {
     let bytes = request.query.len() + request.documents.iter().map(String::len).sum::<usize>();
     if bytes <= MAX_RANKED_BYTES {

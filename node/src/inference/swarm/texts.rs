@@ -30,9 +30,11 @@ use crate::{
 /// Texts of one request under way: chunks of one travel while another is computed.
 const LANES: usize = 4;
 
-/// What one text gave.
+/// What texts gave together.
 struct Pooled {
-    values: Vec<f32>,
+    model: String,
+    /// In the order of the texts.
+    values: Vec<Vec<f32>>,
     prompt_tokens: usize,
 }
 
@@ -40,9 +42,7 @@ struct Pooled {
 pub(super) async fn embed(shared: Arc<SwarmState>, request: EmbedRequest) -> Result<Embeddings, Failure> {
     let EmbedRequest { model, inputs, truncate } = request;
     let pooling = PoolingRequest { query: None, truncate };
-    let (model, pooled) = all(shared, model, inputs, &pooling).await?;
-    let prompt_tokens = pooled.iter().map(|text| text.prompt_tokens).sum();
-    let vectors = pooled.into_iter().map(|text| text.values).collect();
+    let Pooled { model, values: vectors, prompt_tokens } = all(shared, model, inputs, &pooling).await?;
     Ok(Embeddings { model, vectors, prompt_tokens })
 }
 
@@ -52,19 +52,18 @@ pub(super) async fn rerank(shared: Arc<SwarmState>, request: RerankRequest) -> R
     let RerankRequest { model, query, documents, truncate } = request;
     let pooling = PoolingRequest { query: Some(query), truncate };
     let documents = documents.into_iter().map(Prompt::Text).collect();
-    let (model, pooled) = all(shared, model, documents, &pooling).await?;
-    let prompt_tokens = pooled.iter().map(|text| text.prompt_tokens).sum();
-    let scores = pooled.into_iter().flat_map(|text| text.values).map(local::probability).collect();
+    let Pooled { model, values, prompt_tokens } = all(shared, model, documents, &pooling).await?;
+    let scores = values.into_iter().flatten().map(local::probability).collect();
     Ok(Ranking { model, scores, prompt_tokens })
 }
 
-/// The model's name, and what each of the texts gives, in their order.
+/// What all of the texts give.
 async fn all(
     shared: Arc<SwarmState>,
     model: Option<String>,
     texts: Vec<Prompt>,
     pooling: &PoolingRequest,
-) -> Result<(String, Vec<Pooled>), Failure> {
+) -> Result<Pooled, Failure> {
     let name = match &model {
         Some(model) => model.clone(),
         None => shared.board.view()?.own.about.name.clone(),
@@ -73,7 +72,10 @@ async fn all(
         let (shared, model, pooling) = (shared.clone(), model.clone(), pooling.clone());
         async move { one(&shared, model, text, pooling).await.map_err(|failure| at(index, failure)) }
     });
-    Ok((name, stream::iter(pooled).buffered(LANES).try_collect().await?))
+    let pooled: Vec<(Vec<f32>, usize)> = stream::iter(pooled).buffered(LANES).try_collect().await?;
+    let prompt_tokens = pooled.iter().map(|(_, tokens)| tokens).sum();
+    let values = pooled.into_iter().map(|(values, _)| values).collect();
+    Ok(Pooled { model: name, values, prompt_tokens })
 }
 
 /// Says which text of a request it was.
@@ -93,18 +95,19 @@ fn at(index: usize, failure: Failure) -> Failure {
     }
 }
 
+/// What one text gives, and how many tokens it has.
 async fn one(
     shared: &SwarmState,
     model: Option<String>,
     text: Prompt,
     pooling: PoolingRequest,
-) -> Result<Pooled, Failure> {
+) -> Result<(Vec<f32>, usize), Failure> {
     let request = GenerateRequest {
         id: String::new(),
         model,
         prompt: text,
         sampling: Sampling { draft: Some(Draft::Off), ..Sampling::default() },
-        seed: Some(0),
+        seed: None,
         max_tokens: Some(1),
         stop: Vec::new(),
         logprobs: None,
@@ -119,7 +122,6 @@ async fn one(
     let view = shared.board.view()?;
     let mut ask = question(shared, &view, &request)?;
     ask.api.pooling = Some(pooling);
-    ask.api.repeatable = false;
     let _seat = shared.seat(&view, &request).await?;
     let mut heard = shared.door.ask(Question::Generate(Box::new(ask))).await?;
     let (mut values, mut lied) = (Vec::new(), false);
@@ -141,8 +143,7 @@ async fn one(
                     );
                     return Err(Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S });
                 }
-                let prompt_tokens = report.timing.map_or(0, |timing| timing.prompt_tokens as usize);
-                return Ok(Pooled { values, prompt_tokens });
+                return Ok((values, report.timing.map_or(0, |timing| timing.prompt_tokens as usize)));
             }
             _ => {}
         }
