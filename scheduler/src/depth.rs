@@ -20,7 +20,8 @@
 
 /// Weight of the newest measurement.
 const NEW: f64 = 0.2;
-/// A measurement counts as at most so many times what was expected: a stall says nothing of rows.
+/// A measurement counts as at most so many times what was expected, or as the one before it: one stall says nothing of rows,
+/// two in a row do.
 const STALL: f64 = 3.0;
 /// What a row is taken to cost goes back to what was believed by this share with every plain step: a cost that keeps drafts
 /// away is not measured again otherwise.
@@ -95,6 +96,9 @@ pub struct Depth {
     share: Option<f64>,
     /// One more row, by class of rows.
     rows: [Option<RowCost>; CLASSES.len() + 1],
+    /// The rows and ms of the latest step with drafts, where that was too late to count in full or nothing to measure it by was
+    /// known: it counts in full if the next one is as late.
+    late: Option<(u32, f64)>,
     /// What drafts have cost beyond what they brought, in plain steps; never below 0.
     debt: f64,
     rest: u32,
@@ -116,6 +120,7 @@ impl Depth {
             row_ms: sane(row_ms),
             share: None,
             rows: Default::default(),
+            late: None,
             debt: 0.0,
             rest: 0,
             next_rest: REST_STEPS,
@@ -174,9 +179,9 @@ impl Depth {
             return;
         }
         let RowCost { seen_ms, taken_ms } = self.row(rows);
-        let expected_ms = self.plain_ms + seen_ms.max(taken_ms) * f64::from(rows - 1);
-        let ms = if self.measured { ms.min(expected_ms * STALL) } else { ms };
+        let most_ms = (self.plain_ms + seen_ms.max(taken_ms) * f64::from(rows - 1)) * STALL;
         if rows == 1 {
+            let ms = if self.measured { ms.min(most_ms) } else { ms };
             let new = if self.measured { NEW } else { 1.0 };
             self.plain_ms += new * (ms - self.plain_ms);
             (self.measured, self.waits) = (true, false);
@@ -191,9 +196,12 @@ impl Depth {
         }
         if !self.measured {
             // What is believed of a step may be far off, so this one says neither what its rows took nor whether they paid.
-            self.waits = true;
+            (self.waits, self.late) = (true, Some((rows, ms)));
             return;
         }
+        let late = self.late.take().map_or(0.0, |(rows, ms)| (ms - self.plain_ms) / f64::from(rows - 1));
+        self.late = (ms > most_ms).then_some((rows, ms));
+        let ms = ms.min(most_ms.max(self.plain_ms + late * f64::from(rows - 1)));
         let extra = ((ms - self.plain_ms) / f64::from(rows - 1)).max(0.0);
         let known = &mut self.rows[class(rows)];
         // A cost that is seen twice was no accident; one that was high once and is not now is forgotten sooner.
@@ -283,6 +291,18 @@ mod tests {
         depth.note(1, 1, 190.0);
         assert_eq!((depth.step_ms(1), depth.step_ms(2)), (190.0, 193.0));
         assert_eq!(depth.best(&[0.5; 3], 0.0), 3);
+    }
+
+    /// Drafts that are always right and still cost more than they bring: the second late step is no stall.
+    #[test]
+    fn a_second_late_step_is_what_rows_cost() {
+        let mut depth = Depth::new(13.0, 0.0);
+        depth.note(9, 9, 980.0);
+        depth.note(1, 1, 13.0);
+        assert_eq!(depth.best(&[1.0; 8], 0.0), 8, "one says nothing");
+        depth.note(9, 9, 980.0);
+        assert!(depth.rests());
+        assert!((depth.step_ms(9) - 980.0).abs() < 1.0, "{}", depth.step_ms(9));
     }
 
     /// One pass that was late for another reason keeps drafts away for a while, not for good.
