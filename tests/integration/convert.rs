@@ -30,6 +30,7 @@ const CHECKPOINTS: &[&str] = &[
     "glm4moe",
     "granitehybrid_moe",
     "lfm2moe",
+    "llama4",
     "nemotron",
     "nemotron_h_moe",
     "olmo3",

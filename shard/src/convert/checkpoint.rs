@@ -17,6 +17,8 @@ const MAX_HEADER: u64 = 100 << 20;
 
 /// Codes that share a scale in the microscaling formats.
 const SHARED: usize = 32;
+/// Ternary codes in a byte.
+const TERNARY: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dtype {
@@ -29,6 +31,8 @@ enum Dtype {
     Mxfp4 {
         scales: (usize, u64),
     },
+    /// Codes of 2 bits, each one less than it says: a quarter of the rows in the lowest bits of all bytes, the next in those above.
+    Ternary,
 }
 
 impl Dtype {
@@ -39,6 +43,8 @@ impl Dtype {
             Self::F16 | Self::Bf16 => 2 * values,
             Self::U8 => values,
             Self::Mxfp4 { .. } => values / 2,
+            // A row is one part of bytes that it shares with three others.
+            Self::Ternary => values,
         }
     }
 }
@@ -51,6 +57,8 @@ pub(super) struct Stored {
     dtype: Dtype,
     /// Outermost dimension first.
     pub shape: Vec<usize>,
+    /// The number beside ternary codes.
+    pub scale: Option<f32>,
 }
 
 impl Stored {
@@ -85,7 +93,32 @@ impl<'a> Checkpoint<'a> {
             checkpoint.read_header(index)?;
         }
         checkpoint.join_halves()?;
+        checkpoint.join_scales()?;
         Ok(checkpoint)
+    }
+
+    /// Makes one tensor of each `NAME.weight` of bytes and `NAME.weight_scale`, in which ternary models are published.
+    fn join_scales(&mut self) -> Result<()> {
+        let names: Vec<String> = self.tensors.keys().cloned().collect();
+        for scale in names {
+            let Some(name) = scale.strip_suffix("_scale").filter(|name| name.ends_with(".weight")) else {
+                continue;
+            };
+            let Some(codes) = self.tensors.get(name).cloned() else { continue };
+            let one = self.tensors.get(&scale).is_some_and(|scale| scale.rows() == 1 && scale.cols() == 1);
+            if codes.dtype != Dtype::U8 || codes.shape.len() != 2 || !one {
+                return Err(Error::malformed(scale, "there are no ternary codes for it"));
+            }
+            let value = self.read(&scale, 0..1)?.first().copied().unwrap_or_default();
+            if !(value.is_finite() && value > 0.0) {
+                return Err(Error::malformed(scale, format!("{value} is no scale")));
+            }
+            self.tensors.remove(&scale);
+            let shape = vec![codes.shape[0] * TERNARY, codes.shape[1]];
+            let joined = Stored { dtype: Dtype::Ternary, shape, scale: Some(value), ..codes };
+            self.tensors.insert(name.to_owned(), joined);
+        }
+        Ok(())
     }
 
     /// Makes one tensor of each pair `NAME_blocks` and `NAME_scales`, in which MXFP4 is published.
@@ -121,10 +154,15 @@ impl<'a> Checkpoint<'a> {
     /// The f32 values of some rows of a tensor.
     pub fn read(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
         let stored = self.get(name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
+        if stored.dtype == Dtype::Ternary {
+            return self.codes(name, stored, rows);
+        }
         let width = stored.dtype.bytes(stored.cols());
         let bytes = self.bytes(stored.file, stored.offset, width, &rows)?;
         Ok(match stored.dtype {
-            Dtype::U8 => return Err(Error::unsupported(format!("tensor {name}: numbers of type U8"))),
+            Dtype::U8 | Dtype::Ternary => {
+                return Err(Error::unsupported(format!("tensor {name}: numbers of type U8")));
+            }
             Dtype::Mxfp4 { scales: (file, offset) } => {
                 let scales = self.bytes(file, offset, stored.cols() / SHARED, &rows)?;
                 if scales.contains(&u8::MAX) {
@@ -142,6 +180,26 @@ impl<'a> Checkpoint<'a> {
                 bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
             }
         })
+    }
+
+    /// Some rows of ternary codes, without their scale.
+    fn codes(&self, name: &str, stored: &Stored, rows: Range<usize>) -> Result<Vec<f32>> {
+        let part = stored.rows() / TERNARY;
+        let mut values = Vec::with_capacity(rows.len() * stored.cols());
+        for quarter in 0..TERNARY {
+            let own = rows.start.max(quarter * part)..rows.end.min((quarter + 1) * part);
+            if own.is_empty() {
+                continue;
+            }
+            let own = own.start - quarter * part..own.end - quarter * part;
+            for byte in self.bytes(stored.file, stored.offset, stored.cols(), &own)? {
+                match byte >> (2 * quarter) & 3 {
+                    3 => return Err(Error::malformed(name, "one of its codes is not ternary")),
+                    code => values.push(f32::from(code) - 1.0),
+                }
+            }
+        }
+        Ok(values)
     }
 
     /// Some rows, each `width` bytes, of what begins at byte `offset` of a file.
@@ -210,6 +268,7 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
         offset: data + start,
         dtype,
         shape: shape.into_iter().map(|dim| dim as usize).collect(),
+        scale: None,
     })
 }
 
@@ -279,6 +338,46 @@ mod tests {
         assert!(checkpoint.get("w").unwrap().is_mxfp4() && checkpoint.get("w").unwrap().shape == [2, 32]);
         assert_eq!(checkpoint.read("w", 0..2).unwrap()[..3], [1.0, -6.0, 0.0]);
         assert_eq!(checkpoint.read("w", 1..2).unwrap()[..3], [2.0, -12.0, 0.0]);
+    }
+
+    /// A folder with one tensor of ternary codes, two rows of bytes, and its scale.
+    fn ternary(codes: [u8; 4], scale: f32) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let header = json!({
+            "w.weight": {"dtype": "U8", "shape": [2, 2], "data_offsets": [0, 4]},
+            "w.weight_scale": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+        });
+        let header = header.to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        file.extend(codes);
+        file.extend(scale.to_le_bytes());
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        folder
+    }
+
+    #[test]
+    fn ternary_rows_share_bytes() {
+        let folder = ternary([0b10_10_00_01, 0b00_01_10_00, 0b10_01_00_00, 0b00_01_00_10], 1.75);
+        let folder = Folder::open(folder.path()).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let stored = checkpoint.get("w.weight").unwrap();
+        assert_eq!(
+            (checkpoint.names().count(), stored.scale, &stored.shape[..]),
+            (1, Some(1.75), &[8, 2][..])
+        );
+        let all = [[0, -1], [-1, 1], [-1, 1], [-1, -1], [1, 0], [0, 0], [1, -1], [1, -1]]
+            .map(|row| row.map(|c| c as f32));
+        assert_eq!(checkpoint.read("w.weight", 0..8).unwrap(), all.as_flattened());
+        assert_eq!(checkpoint.read("w.weight", 3..6).unwrap(), all[3..6].as_flattened());
+        let why = |codes, scale| {
+            let folder = ternary(codes, scale);
+            let folder = Folder::open(folder.path()).unwrap();
+            let read = Checkpoint::open(&folder).and_then(|checkpoint| checkpoint.read("w.weight", 0..8));
+            read.unwrap_err().to_string()
+        };
+        assert!(why([0b11, 0, 0, 0], 1.0).contains("not ternary"));
+        assert!(why([0; 4], f32::NAN).contains("no scale"));
     }
 
     #[test]

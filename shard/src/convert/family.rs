@@ -42,6 +42,8 @@ pub(super) const FAMILIES: &[(&str, &str)] = &[
     ("glm4_moe", "glm4moe"),
     ("dots1", "dots1"),
     ("minimax_m2", "minimax-m2"),
+    ("llama4_text", "llama4"),
+    ("bitnet", "bitnet-b1.58"),
     ("lfm2", "lfm2"),
     ("lfm2_moe", "lfm2moe"),
     ("bert", "bert"),
@@ -92,7 +94,7 @@ pub(super) fn activations(arch: &str) -> &'static [&'static str] {
         // What the first Gemma calls gelu is its approximation.
         "gemma" => &["gelu_pytorch_tanh", "gelu"],
         "phi2" => &["gelu_new", "gelu_pytorch_tanh"],
-        "arcee" | "nemotron" => &["relu2"],
+        "arcee" | "nemotron" | "bitnet-b1.58" => &["relu2"],
         "gemma2" | "gemma3" | "gemma4" | "starcoder2" => &["gelu_pytorch_tanh"],
         _ => &["silu", "swish"],
     }

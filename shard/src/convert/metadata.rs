@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{
     blocks::{Block, blocks},
     config::{Config, has_delta_nets, has_latents, is_encoder},
-    family, gemma4, mamba,
+    family, gemma4, llama4, mamba,
 };
 use crate::{Error, Result, gguf::Writer};
 
@@ -156,7 +156,7 @@ fn windowed(config: &Config) -> Result<Option<Vec<bool>>> {
 }
 
 /// Refuses what a family's files cannot say, by a key and the one value that it may have.
-fn only(config: &Config, key: &str, usual: &Value) -> Result<()> {
+pub(super) fn only(config: &Config, key: &str, usual: &Value) -> Result<()> {
     match &config.json[key] {
         Value::Null => Ok(()),
         value if value == usual || value.as_f64().is_some_and(|value| Some(value) == usual.as_f64()) => {
@@ -183,6 +183,9 @@ fn check_usual(config: &Config) -> Result<()> {
             only(config, key, &usual)?;
         }
     }
+    if config.arch() == "llama4" {
+        llama4::check(config)?;
+    }
     if has_delta_nets(config.arch()) {
         only(config, "attention_bias", &false.into())?;
         only(config, "norm_topk_prob", &true.into())?;
@@ -191,7 +194,7 @@ fn check_usual(config: &Config) -> Result<()> {
     }
     // Which layers see everything, or do not rotate, where the readers count.
     let every = match config.arch() {
-        "smollm3" | "cohere2" => Some(4),
+        "smollm3" | "cohere2" | "llama4" => Some(4),
         "gpt-oss" => Some(2),
         "dots1" => Some(1),
         _ => None,
@@ -249,6 +252,7 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
         "minimax-m2" | "gpt-oss" => {
             writer.add_u32(&key("expert_feed_forward_length"), config.number("intermediate_size")? as u32);
         }
+        "llama4" => llama4::write(config, writer)?,
         "lfm2moe" => {
             writer.add_u32(&key("leading_dense_block_count"), config.size("num_dense_layers")?.unwrap_or(0));
         }
@@ -312,6 +316,7 @@ fn attention_layers(config: &Config) -> Result<Vec<bool>> {
 fn feed_forward(config: &Config) -> Result<Option<u32>> {
     let named = match config.size("block_ff_dim")? {
         Some(width) if family::has_convolutions(config.arch()) => Some(width),
+        _ if config.arch() == "llama4" => config.size("intermediate_size_mlp")?,
         _ => config.size("intermediate_size")?,
     };
     // LFM2 counts a width that it then makes smaller; its code does so where nothing else is said.

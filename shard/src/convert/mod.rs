@@ -21,6 +21,7 @@ mod gemma4;
 mod hybrid;
 pub mod importance;
 mod latent;
+mod llama4;
 mod mamba;
 mod metadata;
 mod names;
@@ -28,6 +29,7 @@ mod planned;
 mod pooling;
 mod requantize;
 mod rope;
+mod ternary;
 mod vocab;
 
 use std::{

@@ -7,6 +7,7 @@ use super::{
     config::{Config, has_delta_nets, has_latents},
     family, gemma4, hybrid, latent, mamba,
     planned::{Piece, Planned, interleave},
+    ternary,
 };
 use crate::{Error, Result, kernels::math};
 
@@ -57,6 +58,12 @@ const LAYER: &[(&str, &str)] = &[
     ("feed_forward.w2", "ffn_down"),
     ("feed_forward.w3", "ffn_up"),
     ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+    ("self_attn.attn_sub_norm", "attn_sub_norm"),
+    ("mlp.ffn_sub_norm", "ffn_sub_norm"),
     ("feed_forward.gate_proj", "ffn_gate"),
     ("feed_forward.up_proj", "ffn_up"),
     ("feed_forward.down_proj", "ffn_down"),
@@ -356,6 +363,7 @@ impl Planner<'_> {
         if name == "ffn_gate_inp_shexp" {
             planned.vector = true;
         }
+        ternary::plan(self.config, &mut planned, stored)?;
         self.add(planned)?;
         Ok(true)
     }
@@ -385,8 +393,8 @@ impl Planner<'_> {
                 index.ok_or_else(|| Error::malformed(full, format!("config.json has {experts} experts")))?;
             return self.stack(format!("blk.{layer}.{name}.weight"), full, index, stored).map(|()| true);
         }
-        if self.config.arch() == "gpt-oss" {
-            return self.interleaved(full, layer, rest, stored);
+        if ["gpt-oss", "llama4"].contains(&self.config.arch()) {
+            return self.inputs_first(full, layer, rest, stored);
         }
         if stored.shape.len() != 3 {
             return Ok(false);
@@ -433,32 +441,36 @@ impl Planner<'_> {
         Ok(true)
     }
 
-    /// What gpt-oss has of its experts: gate and up take turns, and matrices that are not MXFP4 have inputs before outputs.
-    fn interleaved(&mut self, full: &str, layer: usize, rest: &str, stored: &Stored) -> Result<bool> {
+    /// Experts of gpt-oss and Llama 4: matrices that are not MXFP4 have inputs before outputs; gate and up take turns in gpt-oss and
+    /// stand one behind the other in Llama 4.
+    fn inputs_first(&mut self, full: &str, layer: usize, rest: &str, stored: &Stored) -> Result<bool> {
         let (experts, arch) = (self.config.experts(), self.config.arch());
         if stored.shape.first() != Some(&experts) {
             let why = format!("config.json of {arch} has {experts} experts, shape {:?}", stored.shape);
             return Err(Error::malformed(full, why));
         }
-        let (names, step): (&[&str], usize) = match rest.trim_end_matches("_bias") {
-            "gate_up_proj" => (&["ffn_gate_exps", "ffn_up_exps"], 2),
-            "down_proj" => (&["ffn_down_exps"], 1),
+        let takes_turns = arch == "gpt-oss";
+        let stem = if takes_turns { rest.trim_end_matches("_bias") } else { rest };
+        let names: &[&str] = match stem {
+            "gate_up_proj" => &["ffn_gate_exps", "ffn_up_exps"],
+            "down_proj" => &["ffn_down_exps"],
             _ => return Ok(false),
         };
-        for (first, name) in names.iter().enumerate() {
+        let parts = names.len();
+        for (at, name) in names.iter().enumerate() {
             let tensor = || full.to_owned();
             let planned = match stored.shape[..] {
-                [_, width] if rest.ends_with("_bias") => {
+                [_, width] if takes_turns && rest.ends_with("_bias") => {
                     let all = self.values(full, stored)?;
                     let row =
-                        |row: &[f32]| Piece::Values(row.iter().skip(first).step_by(step).copied().collect());
+                        |row: &[f32]| Piece::Values(row.iter().skip(at).step_by(parts).copied().collect());
                     let pieces = all.chunks_exact(width).map(row).collect();
-                    Planned::plain(format!("blk.{layer}.{name}.bias"), width / step, false, pieces)
+                    Planned::plain(format!("blk.{layer}.{name}.bias"), width / parts, false, pieces)
                 }
-                [_, rows, cols] if stored.is_mxfp4() => {
+                [_, rows, cols] if takes_turns && stored.is_mxfp4() => {
                     let piece = |expert: usize| {
-                        let rows = expert * rows + first..(expert + 1) * rows;
-                        Piece::Every { tensor: tensor(), rows, step }
+                        let rows = expert * rows + at..(expert + 1) * rows;
+                        Piece::Every { tensor: tensor(), rows, step: parts }
                     };
                     let pieces = (0..experts).map(piece).collect();
                     Planned {
@@ -466,9 +478,11 @@ impl Planner<'_> {
                         ..Planned::plain(format!("blk.{layer}.{name}.weight"), cols, false, pieces)
                     }
                 }
-                [_, rows, cols] => {
+                [_, rows, cols] if cols.is_multiple_of(parts) => {
+                    let count = cols / parts;
+                    let (first, step) = if takes_turns { (at, parts) } else { (at * count, 1) };
                     let piece = |expert: usize| {
-                        let (rows, count) = (expert * rows..(expert + 1) * rows, cols / step);
+                        let rows = expert * rows..(expert + 1) * rows;
                         Piece::Columns { tensor: tensor(), rows, first, step, count }
                     };
                     let pieces = (0..experts).map(piece).collect();

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::checkpoint::{Checkpoint, Stored};
+use super::{
+    checkpoint::{Checkpoint, Stored},
+    ternary,
+};
 use crate::{Error, Result};
 
 /// One tensor of the GGUF file and where its rows come from.
@@ -20,6 +23,8 @@ pub(super) struct Planned {
     pub columns: Option<(Vec<usize>, usize)>,
     /// What rows are multiplied by, one after the other.
     pub factors: Vec<(Range<usize>, f32)>,
+    /// Whether all of it is rounded to three values: minus, zero and plus the mean of its magnitudes.
+    pub ternary: bool,
     /// Rows and columns that the file says a vector has.
     pub shape: Option<[usize; 2]>,
 }
@@ -71,6 +76,7 @@ impl Planned {
             add_one: false,
             columns: None,
             factors: Vec::new(),
+            ternary: false,
             shape: None,
         }
     }
@@ -120,6 +126,7 @@ impl Planned {
     /// Slices must start on a multiple of this many rows.
     pub fn row_unit(&self) -> usize {
         match (self.permute, self.pieces.first()) {
+            _ if self.ternary => self.rows(),
             (Some(heads), _) => self.rows() / heads,
             // Each column is read with all of its matrix.
             (None, Some(Piece::Columns { count, .. })) => *count,
@@ -158,8 +165,11 @@ impl Planned {
             }
             start = end;
         }
-        if self.permute.is_some() {
-            values = interleave(&values, self.row_unit(), self.cols);
+        if let Some(heads) = self.permute {
+            values = interleave(&values, self.rows() / heads, self.cols);
+        }
+        if self.ternary {
+            ternary::round(&mut values);
         }
         if let Some((order, width)) = &self.columns {
             let rows = values.chunks_exact(self.cols);

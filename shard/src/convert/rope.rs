@@ -89,7 +89,7 @@ impl Config {
                     writer.add_u32(&key("rope.dimension_count"), (dim as f64 * share) as u32);
                 }
                 None if family::permutes(self.arch)
-                    || self.arch == "phi3"
+                    || ["phi3", "llama4"].contains(&self.arch)
                     || family::is_nemotron(self.arch) =>
                 {
                     writer.add_u32(&key("rope.dimension_count"), dim as u32);

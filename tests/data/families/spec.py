@@ -87,7 +87,7 @@ class Family:
 
 
 # families whose directory is as transformers writes it
-SAVED = {"glm4moe", "granitehybrid_moe", "falcon_h1", "lfm2moe", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
+SAVED = {"glm4moe", "granitehybrid_moe", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
 
 
 def yarn(theta, factor, original):

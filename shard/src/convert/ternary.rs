@@ -1,0 +1,163 @@
+//! Checkpoints whose matrices have three values: BitNet, and models of Llama's shape trained in its way.
+//!
+//! config.json says under `quantization_config` how they are stored: as codes beside a number that multiplies what a matrix gives
+//! (`autobitlinear`) or divides it (`bitlinear`), or, `online`, as the weights they are rounded from.
+
+use super::{checkpoint::Stored, config::Config, planned::Planned};
+use crate::{Error, Result};
+
+/// How the matrices of a checkpoint are ternary.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Stores {
+    /// Codes and what multiplies them.
+    Multiplied,
+    /// Codes and what divides them.
+    Divided,
+    /// Weights to be rounded.
+    Weights,
+}
+
+/// How they are, or `None` where they are not.
+///
+/// # Errors
+/// Ways that are not known, and families whose every matrix does not come this way.
+fn stores(config: &Config) -> Result<Option<Stores>> {
+    let said = &config.json["quantization_config"];
+    if said["quant_method"] != "bitnet" {
+        return Ok(None);
+    }
+    let refused = |key: &str| {
+        Err(Error::unsupported(format!("config.json: {key} {} of quant_method \"bitnet\"", said[key])))
+    };
+    if said["use_rms_norm"] == true {
+        return refused("use_rms_norm");
+    }
+    let left = said["modules_to_not_convert"].as_array();
+    if left.is_some_and(|left| left.iter().any(|name| name != "lm_head" && name != "embed_tokens")) {
+        return refused("modules_to_not_convert");
+    }
+    if !["bitnet-b1.58", "llama"].contains(&config.arch()) || config.experts() > 0 {
+        return Err(Error::unsupported(format!("config.json: ternary matrices of {}", config.kind())));
+    }
+    match (said["linear_class"].as_str().unwrap_or("bitlinear"), said["quantization_mode"].as_str()) {
+        ("autobitlinear", Some("online")) => Ok(Some(Stores::Weights)),
+        ("autobitlinear", None | Some("offline")) => Ok(Some(Stores::Multiplied)),
+        ("bitlinear", None | Some("offline")) => Ok(Some(Stores::Divided)),
+        ("autobitlinear" | "bitlinear", _) => refused("quantization_mode"),
+        _ => refused("linear_class"),
+    }
+}
+
+/// Says of a layer's tensor that it is ternary, where it is.
+///
+/// # Errors
+/// Codes where config.json does not say what their scale does, and what [`stores`] refuses.
+pub(super) fn plan(config: &Config, planned: &mut Planned, stored: &Stored) -> Result<()> {
+    if planned.vector {
+        return Ok(());
+    }
+    match (stores(config)?, stored.scale) {
+        (None, None) => {}
+        (Some(Stores::Multiplied), Some(scale)) => planned.factors = vec![(0..planned.rows(), scale)],
+        (Some(Stores::Divided), Some(scale)) => planned.factors = vec![(0..planned.rows(), 1.0 / scale)],
+        (Some(Stores::Weights), None) => planned.ternary = true,
+        (None, Some(_)) => {
+            return Err(Error::unsupported("config.json: ternary codes without quant_method \"bitnet\""));
+        }
+        (Some(stores), scale) => {
+            let has = if scale.is_some() { "codes" } else { "weights" };
+            return Err(Error::malformed(&planned.name, format!("{has} where config.json says {stores:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// Rounds a matrix to three values: minus, zero and plus the mean of its magnitudes, which is at least 1e-5.
+pub(super) fn round(weights: &mut [f32]) {
+    let sum: f64 = weights.iter().map(|weight| f64::from(weight.abs())).sum();
+    let mean = (sum / weights.len().max(1) as f64).max(1e-5) as f32;
+    let by = 1.0 / mean;
+    weights.iter_mut().for_each(|weight| *weight = (*weight * by).round_ties_even().clamp(-1.0, 1.0) / by);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{
+        super::{checkpoint::Checkpoint, folder::Folder},
+        *,
+    };
+
+    fn stored_as(kind: &str, said: Value) -> Result<Option<Stores>> {
+        stores(&Config::new(json!({"model_type": kind, "quantization_config": said}))?)
+    }
+
+    #[test]
+    fn ways_are_told_apart_or_refused_by_key() {
+        let way = |class: &str, mode: Value| json!({"quant_method": "bitnet", "linear_class": class, "quantization_mode": mode});
+        for (said, stores) in [
+            (Value::Null, None),
+            (json!({"quant_method": "mxfp4"}), None),
+            (json!({"quant_method": "bitnet"}), Some(Stores::Divided)),
+            (way("autobitlinear", json!("offline")), Some(Stores::Multiplied)),
+            (way("autobitlinear", json!("online")), Some(Stores::Weights)),
+        ] {
+            assert_eq!(stored_as("bitnet", said.clone()).unwrap(), stores, "{said}");
+        }
+        let norms = json!({"quant_method": "bitnet", "use_rms_norm": true});
+        let left = json!({"quant_method": "bitnet", "modules_to_not_convert": ["lm_head", "down_proj"]});
+        for (kind, said, part) in [
+            ("bitnet", way("bitlinear", json!("online")), "quantization_mode"),
+            ("bitnet", way("linear", Value::Null), "linear_class"),
+            ("bitnet", norms, "use_rms_norm"),
+            ("bitnet", left, "modules_to_not_convert"),
+            ("qwen2", way("bitlinear", Value::Null), "qwen2"),
+        ] {
+            let why = stored_as(kind, said).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(why.contains(part), "{why}");
+        }
+    }
+
+    #[test]
+    fn scales_multiply_or_divide() {
+        let folder = tempfile::tempdir().unwrap();
+        let header = json!({
+            "w.weight": {"dtype": "U8", "shape": [1, 2], "data_offsets": [0, 2]},
+            "w.weight_scale": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]},
+        });
+        let header = header.to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        // Rows (1, -1), (0, 0), (-1, 1) and (1, 0) times 4.0.
+        file.extend([0b10_00_01_10, 0b01_10_01_00, 0x80, 0x40]);
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        let folder = Folder::open(folder.path()).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let stored = checkpoint.get("w.weight").unwrap();
+        let values = |said: Value| -> Result<Vec<f32>> {
+            let config = Config::new(json!({"model_type": "llama", "quantization_config": said}))?;
+            let mut planned = Planned::matrix("w".into(), "w.weight", stored);
+            plan(&config, &mut planned, stored)?;
+            planned.read(&checkpoint, 0..4)
+        };
+        let way = |class: &str, mode: &str| json!({"quant_method": "bitnet", "linear_class": class, "quantization_mode": mode});
+        let codes = [1.0, -1.0, 0.0, 0.0, -1.0, 1.0, 1.0, 0.0];
+        assert_eq!(values(way("autobitlinear", "offline")).unwrap(), codes.map(|code| code * 4.0));
+        assert_eq!(values(way("bitlinear", "offline")).unwrap(), codes.map(|code| code / 4.0));
+        for (said, part) in [(Value::Null, "quant_method"), (way("autobitlinear", "online"), "codes where")] {
+            let why = values(said).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(why.contains(part), "{why}");
+        }
+    }
+
+    #[test]
+    fn weights_are_rounded_to_their_mean() {
+        let mut weights = [0.5, -1.5, 0.25, -3.75];
+        round(&mut weights);
+        assert_eq!(weights, [0.0, -1.5, 0.0, -1.5]);
+        let mut nothing = [0.0; 3];
+        round(&mut nothing);
+        assert_eq!(nothing, [0.0; 3]);
+    }
+}
