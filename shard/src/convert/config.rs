@@ -207,6 +207,17 @@ impl Config {
     }
 }
 
+/// Refuses what a family's files cannot say, by a key and the one value that it may have.
+pub(super) fn only(config: &Config, key: &str, usual: &Value) -> Result<()> {
+    match &config.json[key] {
+        Value::Null => Ok(()),
+        value if value == usual || value.as_f64().is_some_and(|value| Some(value) == usual.as_f64()) => {
+            Ok(())
+        }
+        value => Err(Error::unsupported(format!("config.json: {key} {value}"))),
+    }
+}
+
 pub(super) fn size(object: &Value, key: &str) -> Result<Option<u32>> {
     let value = &object[key];
     if value.is_null() {

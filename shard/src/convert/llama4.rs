@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{config::Config, metadata::only};
+use super::config::{Config, only};
 use crate::{Error, Result, gguf::Writer};
 
 /// Positions of a block where config.json does not say.

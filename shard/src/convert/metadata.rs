@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{
     blocks::{Block, blocks},
-    config::{Config, has_delta_nets, has_latents, is_encoder},
+    config::{Config, has_delta_nets, has_latents, is_encoder, only},
     family, gemma4, llama4, mamba,
 };
 use crate::{Error, Result, gguf::Writer};
@@ -153,17 +153,6 @@ fn windowed(config: &Config) -> Result<Option<Vec<bool>>> {
         return Err(Error::malformed("config.json: sliding_window_pattern", "it is empty"));
     }
     Ok(Some(pattern.into_iter().cycle().take(layers).collect()))
-}
-
-/// Refuses what a family's files cannot say, by a key and the one value that it may have.
-pub(super) fn only(config: &Config, key: &str, usual: &Value) -> Result<()> {
-    match &config.json[key] {
-        Value::Null => Ok(()),
-        value if value == usual || value.as_f64().is_some_and(|value| Some(value) == usual.as_f64()) => {
-            Ok(())
-        }
-        value => Err(Error::unsupported(format!("config.json: {key} {value}"))),
-    }
 }
 
 /// Refuses what the engines that read a family's files do not do, since the files do not say it.
