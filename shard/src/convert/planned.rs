@@ -2,10 +2,7 @@
 
 use std::ops::Range;
 
-use super::{
-    checkpoint::{Checkpoint, Stored},
-    ternary,
-};
+use super::checkpoint::{Checkpoint, Stored};
 use crate::{Error, Result};
 
 /// One tensor of the GGUF file and where its rows come from.
@@ -169,7 +166,7 @@ impl Planned {
             values = interleave(&values, self.rows() / heads, self.cols);
         }
         if self.ternary {
-            ternary::round(&mut values);
+            ternary(&mut values);
         }
         if let Some((order, width)) = &self.columns {
             let rows = values.chunks_exact(self.cols);
@@ -202,9 +199,17 @@ pub(super) fn interleave(values: &[f32], head_dim: usize, cols: usize) -> Vec<f3
     out
 }
 
+/// Rounds a matrix to three values: minus, zero and plus the mean of its magnitudes, which is at least 1e-5.
+fn ternary(weights: &mut [f32]) {
+    let sum: f64 = weights.iter().map(|weight| f64::from(weight.abs())).sum();
+    let mean = (sum / weights.len().max(1) as f64).max(1e-5) as f32;
+    let by = 1.0 / mean;
+    weights.iter_mut().for_each(|weight| *weight = (*weight * by).round_ties_even().clamp(-1.0, 1.0) / by);
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Piece, Planned, interleave};
+    use super::{Piece, Planned, interleave, ternary};
 
     #[test]
     fn halves_become_neighbors() {
@@ -225,5 +230,15 @@ mod tests {
         assert!(stack(vec![piece("a"), piece("b")]).check_experts().is_ok());
         let why = stack(vec![piece("a"), piece("")]).check_experts().unwrap_err().to_string();
         assert!(why.contains("blk.3.ffn_up_exps.weight") && why.contains("expert 1"), "{why}");
+    }
+
+    #[test]
+    fn weights_are_rounded_to_their_mean() {
+        let mut weights = [0.5, -1.5, 0.25, -3.75];
+        ternary(&mut weights);
+        assert_eq!(weights, [0.0, -1.5, 0.0, -1.5]);
+        let mut nothing = [0.0; 3];
+        ternary(&mut nothing);
+        assert_eq!(nothing, [0.0; 3]);
     }
 }

@@ -72,14 +72,6 @@ pub(super) fn plan(config: &Config, planned: &mut Planned, stored: &Stored) -> R
     Ok(())
 }
 
-/// Rounds a matrix to three values: minus, zero and plus the mean of its magnitudes, which is at least 1e-5.
-pub(super) fn round(weights: &mut [f32]) {
-    let sum: f64 = weights.iter().map(|weight| f64::from(weight.abs())).sum();
-    let mean = (sum / weights.len().max(1) as f64).max(1e-5) as f32;
-    let by = 1.0 / mean;
-    weights.iter_mut().for_each(|weight| *weight = (*weight * by).round_ties_even().clamp(-1.0, 1.0) / by);
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -149,15 +141,5 @@ mod tests {
             let why = values(said).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(why.contains(part), "{why}");
         }
-    }
-
-    #[test]
-    fn weights_are_rounded_to_their_mean() {
-        let mut weights = [0.5, -1.5, 0.25, -3.75];
-        round(&mut weights);
-        assert_eq!(weights, [0.0, -1.5, 0.0, -1.5]);
-        let mut nothing = [0.0; 3];
-        round(&mut nothing);
-        assert_eq!(nothing, [0.0; 3]);
     }
 }
