@@ -109,6 +109,7 @@ fn the_token_loop_does_not_allocate() {
             "granitehybrid",
             "falcon_h1_norm",
             "nemotron_h_moe",
+            "nemotron_h_latent",
         ] {
             check(name, &open(name), threads);
         }

@@ -34,6 +34,7 @@ fn one_fingerprint_over_instruction_sets_threads_and_chunks() {
         "falcon_h1",
         "granitehybrid_moe",
         "nemotron_h_moe",
+        "nemotron_h_latent",
     ] {
         models.push((name.into(), open(name)));
     }

@@ -73,6 +73,7 @@ fn split_equals_whole() {
         ("lfm2", &[&[1], &[2, 3]]),
         ("nemotron_h", &[&[1], &[2, 4], &[1, 2, 3, 4, 5]]),
         ("nemotron_h_moe", &[&[1, 2, 3, 4]]),
+        ("nemotron_h_latent", &[&[1, 2, 3, 4]]),
         ("falcon_h1", &[&[1], &[1, 2]]),
         ("granitehybrid", &[&[1], &[2], &[1, 2, 3]]),
     ];

@@ -22,7 +22,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Families that this executor does not compute.
-const RECURRENT: [&str; 11] = [
+const RECURRENT: [&str; 12] = [
     "falcon_h1",
     "falcon_h1_norm",
     "granitehybrid",
@@ -31,6 +31,7 @@ const RECURRENT: [&str; 11] = [
     "lfm2moe",
     "nemotron_h",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "qwen3next",
     "qwen35",
     "qwen35moe",

@@ -165,8 +165,8 @@ pub struct ConvertArgs {
     /// Another format for matrices with this in their names, `*` for anything; the first that fits counts
     #[arg(long, value_name = "PATTERN=FORMAT", requires = "format")]
     pub tensor: Vec<String>,
-    /// How much each input of each matrix matters, from `shoal eval --imatrix` or llama.cpp (GGUF): errors are weighed by it in q2_k,
-    /// q3_k, q4_k, q5_k, q6_k, iq4_nl and iq4_xs
+    /// How much each input of each matrix matters, from `shoal eval --imatrix` or llama.cpp (GGUF or .dat): errors are weighed by it in
+    /// q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl and iq4_xs
     #[arg(long, value_name = "FILE", requires = "format")]
     pub imatrix: Option<PathBuf>,
     /// The folder is a Qwen 3 Reranker, whose files do not say so: the model is served at /v1/rerank

@@ -329,9 +329,7 @@ fn make(
         parts => Gguf::of_parts(parts.iter().map(|(_, file, bytes)| (file, *bytes)), &task.folder),
     };
     let Some(name) = &task.format else { return joined(&whole()?, output, progress) };
-    let importance = importance.map(|(file, bytes)| {
-        Gguf::of_file(&file, bytes, "the importance matrix").and_then(|gguf| Importance::from_gguf(&gguf))
-    });
+    let importance = importance.map(|(file, bytes)| Importance::of_file(&file, bytes));
     let options = Options {
         format: quant::by_name(name).ok_or_else(|| shard::Error::unsupported(name.clone()))?,
         threads: task.threads,

@@ -5,9 +5,15 @@
 //! `NAME.in_sum2`, the sums of the squares of its inputs, `[experts][cols]`, and `NAME.counts`, how many rows they are of, `[experts]`, both
 //! F32.
 //!
-//! Limits: the older kind of file (`.dat`, no GGUF) is refused; llama.cpp turns one into the other.
+//! The older kind of file (`.dat`, as llama.cpp wrote it until then) is, little-endian: u32 entries, then for each u32 bytes of its name, the
+//! name, u32 calls, u32 values, as many f32: means of squares times calls, those of one expert behind those of another. What stands behind
+//! the entries (calls, the text's name) is not needed.
 
-use std::{collections::BTreeMap, io::Write};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{Read, Seek, SeekFrom, Write},
+};
 
 use crate::{
     Error, Result,
@@ -19,6 +25,10 @@ use crate::{
 const TYPE: &str = "imatrix";
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
+/// Longest file of the older kind: that of a model of 400 billion weights has a tenth.
+const MAX_DAT: u64 = 1 << 30;
+/// Longest name of a tensor.
+const MAX_NAME: usize = 256;
 /// Inputs that were never seen matter as little as this part of the others: not at all would let any error pass.
 const LEAST: f32 = 1e-3;
 
@@ -71,11 +81,59 @@ impl Means {
 pub struct Importance(BTreeMap<String, Means>);
 
 impl Importance {
-    /// Reads a file.
+    /// Reads the first `bytes` of a file of either kind.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a file of another kind, [`Error::Malformed`] for numbers that cannot be.
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+    /// Those of the file; [`Error::Invalid`] for a file of neither kind, [`Error::Malformed`] for numbers that cannot be.
+    pub fn of_file(mut file: &File, bytes: u64) -> Result<Self> {
+        const NAME: &str = "the importance matrix";
+        let mut magic = [0; 4];
+        let mut read = |into: &mut [u8]| {
+            let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.read_exact(into));
+            read.map_err(|error| Error::io(NAME, error))
+        };
+        if bytes >= 4 {
+            read(&mut magic)?;
+        }
+        if &magic == b"GGUF" {
+            return Gguf::of_file(file, bytes, NAME).and_then(|gguf| Self::from_gguf(&gguf));
+        }
+        if bytes > MAX_DAT {
+            return Err(Error::invalid("the file is no importance matrix: it is too long for one"));
+        }
+        let mut all = vec![0; bytes as usize];
+        read(&mut all)?;
+        Self::from_dat(&all).ok_or_else(|| {
+            Error::invalid("the file is no importance matrix; `shoal eval --imatrix` makes one")
+        })
+    }
+
+    /// Reads a file of the older kind; `None` for one that is not of it.
+    fn from_dat(mut rest: &[u8]) -> Option<Self> {
+        let bytes = |rest: &mut &[u8], count: usize| -> Option<Vec<u8>> {
+            let (first, behind) = rest.split_at_checked(count)?;
+            *rest = behind;
+            Some(first.to_vec())
+        };
+        let number = |rest: &mut &[u8]| Some(u32::from_le_bytes(*bytes(rest, 4)?.first_chunk()?) as usize);
+        let entries = number(&mut rest)?;
+        let mut all = BTreeMap::new();
+        for _ in 0..entries {
+            let length = number(&mut rest).filter(|length| (1..=MAX_NAME).contains(length))?;
+            let name = String::from_utf8(bytes(&mut rest, length)?).ok()?;
+            let calls = number(&mut rest)?;
+            let values = number(&mut rest)?.checked_mul(4)?;
+            let values = bytes(&mut rest, values)?;
+            let values: Vec<f32> = values.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+            // What was never called has no values.
+            if !values.is_empty() {
+                all.insert(name, Means::new(&values, &[calls as f32])?);
+            }
+        }
+        (!all.is_empty()).then_some(Self(all))
+    }
+
+    fn from_gguf(gguf: &Gguf) -> Result<Self> {
         if gguf.metadata().str("general.type") != Some(TYPE) {
             return Err(Error::invalid("the file is no importance matrix; `shoal eval --imatrix` makes one"));
         }
@@ -156,6 +214,43 @@ mod tests {
         assert!(means.row(0, 6, 3).is_err() && means.row(0, 5, 2).is_err());
         assert!(importance.check(["blk.0.ffn_down.weight"].into_iter()).is_ok());
         assert!(importance.check(["blk.0.ffn_up.weight"].into_iter()).is_err());
+    }
+
+    /// A file of the older kind, of one entry.
+    fn dat(name: &str, calls: u32, values: &[f32]) -> Vec<u8> {
+        let mut file = 1u32.to_le_bytes().to_vec();
+        file.extend((name.len() as u32).to_le_bytes());
+        file.extend(name.bytes());
+        file.extend(calls.to_le_bytes());
+        file.extend((values.len() as u32).to_le_bytes());
+        file.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        file.extend(7u32.to_le_bytes());
+        file
+    }
+
+    #[test]
+    fn files_of_the_older_kind_say_the_same() {
+        let of_bytes = |bytes: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(bytes).unwrap();
+            Importance::of_file(&file, bytes.len() as u64)
+        };
+        let name = "blk.0.ffn_down.weight";
+        let sound = dat(name, 4, &[6.0, 2.0]);
+        let older = of_bytes(&sound).unwrap();
+        let mut newer = Vec::new();
+        write(&mut newer, &[seen(&[6.0, 2.0], &[4.0])], "text", (3, 512)).unwrap();
+        let rows = [older, of_bytes(&newer).unwrap()]
+            .map(|all| all.of(name).unwrap().row(0, 1, 2).unwrap().to_vec());
+        assert_eq!(rows, [[1.5, 0.5], [1.5, 0.5]]);
+        for length in 0..sound.len() - 4 {
+            assert!(of_bytes(&sound[..length]).is_err(), "{length}");
+        }
+        let long = "x".repeat(MAX_NAME + 1);
+        for file in [dat(name, 4, &[f32::NAN, 1.0]), dat(name, 4, &[]), dat(&long, 4, &[1.0]), vec![255; 64]]
+        {
+            assert!(of_bytes(&file).is_err());
+        }
     }
 
     #[test]

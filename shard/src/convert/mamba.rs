@@ -175,11 +175,12 @@ pub(super) fn write(config: &Config, writer: &mut Writer) -> Result<()> {
     if !experts {
         return Ok(());
     }
-    if blocks.contains(&Block::Dense) || config.size("moe_latent_size")?.is_some() {
-        return Err(Error::unsupported("config.json: moe_latent_size, or dense networks beside experts"));
+    if blocks.contains(&Block::Dense) {
+        return Err(Error::unsupported("config.json: dense networks beside experts"));
     }
     for (from, to) in [
         ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+        ("moe_latent_size", "moe_latent_size"),
         ("n_shared_experts", "expert_shared_count"),
         ("n_group", "expert_group_count"),
         ("topk_group", "expert_group_used_count"),

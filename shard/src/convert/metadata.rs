@@ -418,7 +418,7 @@ mod tests {
         for (more, part) in [
             (json!({"hybrid_override_pattern": "M-M"}), "3 layers"),
             (json!({"hybrid_override_pattern": "M-X*"}), "0 layers"),
-            (json!({"hybrid_override_pattern": "MEM*", "moe_latent_size": 4}), "moe_latent_size"),
+            (json!({"hybrid_override_pattern": "MEM-"}), "dense networks"),
         ] {
             let why = nemotron(more).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(why.contains(part), "{why}");

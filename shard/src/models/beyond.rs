@@ -18,6 +18,7 @@ impl Blueprint {
                     let plain = experts.router == Router::Softmax && experts.groups.is_none();
                     !plain
                         || experts.weighs_input
+                        || experts.latent.is_some()
                         || !experts.shared_gate
                         || other(experts.activation)
                         || layer.has("exp_probs_b.bias")

@@ -298,12 +298,19 @@ impl Block {
     pub fn experts(self, experts: &Experts) -> Self {
         let hidden = self.sizes.hidden;
         let &Experts { count, width, shared, .. } = experts;
+        let outer = experts.latent.unwrap_or(hidden);
         let block = self
             .add("ffn_gate_inp.weight", &[hidden, count])
-            .add("ffn_up_exps.weight", &[hidden, width, count])
-            .add("ffn_down_exps.weight", &[width, hidden, count]);
+            .add("ffn_up_exps.weight", &[outer, width, count])
+            .add("ffn_down_exps.weight", &[width, outer, count]);
+        let block = match experts.latent {
+            Some(latent) => block
+                .add("ffn_latent_down.weight", &[hidden, latent])
+                .add("ffn_latent_up.weight", &[latent, hidden]),
+            None => block,
+        };
         let gated = experts.activation.gated();
-        let block = if gated { block.add("ffn_gate_exps.weight", &[hidden, width, count]) } else { block };
+        let block = if gated { block.add("ffn_gate_exps.weight", &[outer, width, count]) } else { block };
         let Some(width) = shared else { return block };
         let block =
             if experts.shared_gate { block.add("ffn_gate_inp_shexp.weight", &[hidden]) } else { block };

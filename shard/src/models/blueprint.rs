@@ -386,6 +386,8 @@ pub struct Experts {
     pub used: usize,
     /// Width of one expert.
     pub width: usize,
+    /// Width of the rows that experts read and give, if it is not the model's: one matrix leads there and one back.
+    pub latent: Option<usize>,
     /// The nonlinearity of every expert.
     pub activation: Activation,
     /// Where the weights come from.
@@ -411,6 +413,7 @@ impl Experts {
             count,
             used,
             width,
+            latent: None,
             activation: Activation::GatedSilu,
             router: Router::Softmax,
             groups: None,

@@ -233,7 +233,7 @@ pub static ALL: &[Architecture] = &[
     },
     Architecture {
         name: "nemotron_h_moe",
-        covers: "Nemotron 3 Nano 30B-A3B",
+        covers: "Nemotron 3 Nano 30B-A3B, Super 120B-A12B",
         configurations: "NemotronHConfig",
         read: nemotron_h::read,
     },

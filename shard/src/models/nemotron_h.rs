@@ -1,8 +1,8 @@
-//! `nemotron_h`, `nemotron_h_moe`: Nemotron-H and Nemotron Nano 2 and 3. Each layer is one sublayer behind one norm: attention
+//! `nemotron_h`, `nemotron_h_moe`: Nemotron-H, Nemotron Nano 2 and 3, and Nemotron 3 Super. Each layer is one sublayer behind one norm: attention
 //! without rotation where the file lists key heads, a network where it lists its width, Mamba2 where it lists neither.
 //!
 //! Networks square what is above zero and have no gate; experts too, chosen by sigmoids and a bias, renormalized and scaled,
-//! beside a shared one. Experts that work in a narrower space (`moe_latent_size`) are refused.
+//! beside a shared one. With `moe_latent_size` they read and give narrower rows, the shared one does not.
 
 use super::{
     Activation, Attention, Blueprint, Dense, Experts, FeedForward, Need, NormKind, Router, Softmax,
@@ -23,9 +23,6 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         let key = reader.name("feed_forward_length");
         return Err(Error::malformed(key, format!("layer {layer} has a network beside its attention")));
     }
-    if reader.size_opt("moe_latent_size", limits::FEED_FORWARD)?.is_some() {
-        return Err(Error::unsupported("experts in a narrower space (moe_latent_size)"));
-    }
     let mamba = hybrid::mamba2(reader)?;
     let usual = sizes.attention(None);
     let scale = reader.cap("attention.scale")?.unwrap_or(usual.scale);
@@ -37,6 +34,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
             let experts = reader.experts(&sizes, true, None)?;
             reader.ignore("expert_shared_count");
             Some(Experts {
+                latent: reader.size_opt("moe_latent_size", sizes.hidden)?,
                 activation,
                 router: reader.router(Router::Sigmoid)?,
                 groups: reader.groups(experts.count)?,

@@ -20,6 +20,8 @@ NEMOTRON = {
     "up_proj.weight": "ffn_up.weight",
     "down_proj.weight": "ffn_down.weight",
     "gate.weight": "ffn_gate_inp.weight",
+    "fc1_latent_proj.weight": "ffn_latent_down.weight",
+    "fc2_latent_proj.weight": "ffn_latent_up.weight",
     "experts.up_proj": "ffn_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
     "shared_experts.up_proj.weight": "ffn_up_shexp.weight",
@@ -134,6 +136,8 @@ def nemotron(writer, config):
         writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
         writer.add_expert_count(config.n_routed_experts)
         writer.add_expert_shared_count(config.n_shared_experts)
+        if config.moe_latent_size:
+            writer.add_moe_latent_size(config.moe_latent_size)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_group_count(config.n_group)

@@ -173,6 +173,9 @@ pub(super) struct Routing {
     pub members: Vec<(u32, f32)>,
     /// Where each expert's members start, one more at the end.
     pub starts: Vec<usize>,
+    /// The narrower rows that experts read, and the sums of those that they give, `[rows][their width]`.
+    pub narrow: Vec<f32>,
+    pub mixed: Vec<f32>,
     /// The rows of one expert, `[rows][hidden]`.
     pub gathered: Vec<f32>,
     /// The output of one expert, `[rows][hidden]`.
@@ -213,6 +216,7 @@ impl CpuBuffers {
             .collect();
         let table = |(rope, used): (&crate::models::Rope, &bool)| buffer(if *used { rope.dims } else { 0 });
         let experts = held.iter().filter_map(|layer| layer.feed_forward.experts());
+        let latent = experts.clone().filter_map(|experts| experts.latent).max().unwrap_or(0);
         let experts = experts.map(|experts| (experts.count, experts.used));
         let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
         let read = blueprint.per_layer.map_or(0, |width| width * blueprint.layers.len());
@@ -224,6 +228,8 @@ impl CpuBuffers {
                 chosen: vec![(0, 0.0); rows * used],
                 members: vec![(0, 0.0); rows * used],
                 starts: vec![0; count + 1],
+                narrow: buffer(latent),
+                mixed: buffer(latent),
                 gathered: buffer(hidden),
                 output: buffer(hidden),
                 shared: buffer(1),
@@ -269,7 +275,8 @@ impl Buffers for CpuBuffers {
         let hybrids = [&hybrid.projected, &hybrid.inputs, &hybrid.gate, &hybrid.alpha, &hybrid.beta];
         let inners = [&inner.gate, &inner.up, &per_layer.rows];
         let routed = [&routing.scores, &routing.gathered, &routing.output, &routing.shared, &routing.beside];
-        let all = own.into_iter().chain(latents).chain(hybrids).chain(inners).chain(routed);
+        let narrow = [&routing.narrow, &routing.mixed];
+        let all = own.into_iter().chain(latents).chain(hybrids).chain(inners).chain(routed).chain(narrow);
         all.chain(&heads.tables).map(|buffer| size_of_val(buffer.as_slice())).sum()
     }
 

@@ -37,31 +37,44 @@ pub(super) fn mix(
     product(cpu, &mut ws.scratch, seen, rows, [(&weights.router, scores)]);
     choose(cpu, spec, weights, routing, rows);
     group(spec, routing, rows);
-    y.fill(0.0);
+    let width = spec.latent.unwrap_or(hidden);
+    let Routing { members, starts, gathered, output, narrow, mixed, .. } = routing;
+    let (given, sums): (&[f32], &mut [f32]) = match &weights.latent {
+        None => (h, &mut *y),
+        Some([down, _]) => {
+            let narrow = &mut narrow[..rows * width];
+            product(cpu, &mut ws.scratch, h, rows, [(down, &mut *narrow)]);
+            (narrow, &mut mixed[..rows * width])
+        }
+    };
+    sums.fill(0.0);
     for (index, network) in weights.experts.iter().enumerate() {
-        let members = &routing.members[routing.starts[index]..routing.starts[index + 1]];
+        let members = &members[starts[index]..starts[index + 1]];
         if members.is_empty() {
             continue;
         }
         let x = if members.len() == rows && !spec.weighs_input {
-            h
+            given
         } else {
-            for (&(row, weight), to) in members.iter().zip(routing.gathered.chunks_exact_mut(hidden)) {
-                to.copy_from_slice(&h[row as usize * hidden..][..hidden]);
+            for (&(row, weight), to) in members.iter().zip(gathered.chunks_exact_mut(width)) {
+                to.copy_from_slice(&given[row as usize * width..][..width]);
                 if spec.weighs_input {
                     cpu.scale(to, weight);
                 }
             }
-            &routing.gathered[..members.len() * hidden]
+            &gathered[..members.len() * width]
         };
         let buffers =
             Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
-        let out = &mut routing.output[..members.len() * hidden];
+        let out = &mut output[..members.len() * width];
         run_network(cpu, network, spec.activation, (x, members.len()), buffers, out);
-        for (&(row, weight), out) in members.iter().zip(out.chunks_exact(hidden)) {
+        for (&(row, weight), out) in members.iter().zip(out.chunks_exact(width)) {
             let weight = if spec.weighs_input { 1.0 } else { weight };
-            cpu.add_scaled(&mut y[row as usize * hidden..][..hidden], out, weight);
+            cpu.add_scaled(&mut sums[row as usize * width..][..width], out, weight);
         }
+    }
+    if let Some([_, up]) = &weights.latent {
+        product(cpu, &mut ws.scratch, &mixed[..rows * width], rows, [(up, &mut *y)]);
     }
     if let Some((gate, network)) = &weights.shared {
         let gates = &mut routing.shared[..rows];

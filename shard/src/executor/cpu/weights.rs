@@ -37,6 +37,8 @@ pub(super) struct ExpertWeights {
     /// What is added to the scores for the choice alone.
     pub selection: Option<Vec<f32>>,
     pub experts: Vec<Network>,
+    /// The matrices into the narrower rows that experts read and out of those that they give.
+    pub latent: Option<[Linear; 2]>,
     /// The gate of the shared expert, one row, if it has one, and the expert.
     pub shared: Option<(Option<Matrix>, Network)>,
 }
@@ -192,7 +194,8 @@ impl ExpertWeights {
         let shared = self.shared.as_ref().map_or(0, |(gate, network)| {
             gate.as_ref().map_or(0, Matrix::resident_bytes) + network.resident_bytes()
         });
-        self.router.resident_bytes() + self.experts_bytes() + shared
+        let latent = self.latent.iter().flatten().map(Linear::resident_bytes).sum::<usize>();
+        self.router.resident_bytes() + self.experts_bytes() + latent + shared
     }
 }
 
@@ -430,7 +433,7 @@ impl Loader<'_> {
         let name = |suffix: &str| layer_name(index, suffix);
         let parts = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(name);
         let biases = parts.each_ref().map(|part| self.vector(&format!("{part}.bias")));
-        let (hidden, width) = (self.blueprint.hidden, spec.width);
+        let (outer, width) = (spec.latent.unwrap_or(self.blueprint.hidden), spec.width);
         let fused = name("ffn_gate_up_exps");
         let stacked = self.gguf.info(&format!("{fused}.weight")).is_some();
         let experts = (0..spec.count).map(|e| {
@@ -445,7 +448,7 @@ impl Loader<'_> {
                 Ok::<_, Error>(Linear { matrix, bias })
             };
             let gate = spec.activation.gated().then(|| part(0, width)).transpose()?;
-            let (up, down) = (part(1, width)?, part(2, hidden)?);
+            let (up, down) = (part(1, width)?, part(2, outer)?);
             Ok(Network { gate, up, inner_norm: None, down })
         });
         let experts = experts.collect::<Result<Vec<_>>>()?;
@@ -465,6 +468,10 @@ impl Loader<'_> {
                 Some((gate, network))
             }
         };
+        let latent = match spec.latent {
+            Some(_) => Some([self.linear(&name("ffn_latent_down"))?, self.linear(&name("ffn_latent_up"))?]),
+            None => None,
+        };
         let selection = self.vector(&name("exp_probs_b.bias"));
         let root = 1.0 / (self.blueprint.hidden as f32).sqrt();
         let router_norm = self
@@ -476,6 +483,7 @@ impl Loader<'_> {
             factors: self.vector(&name("ffn_down_exps.scale")),
             selection,
             experts,
+            latent,
             shared,
         })
     }

@@ -177,6 +177,7 @@ fn beyond_experts(layer: &Layer, experts: &Experts) -> Option<&'static str> {
         () if experts.shared.is_some() => Some("experts that every token visits"),
         () if experts.groups.is_some() => Some("experts in groups"),
         () if experts.weighs_input => Some("experts whose inputs are weighed"),
+        () if experts.latent.is_some() => Some("experts of narrower rows"),
         () if other || too_many || !experts.width.is_multiple_of(TILE) => Some("experts of this kind"),
         () if !experts.activation.gated() || Curve::of(experts.activation).is_none() => {
             Some("this activation")

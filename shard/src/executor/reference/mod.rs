@@ -401,9 +401,14 @@ impl Model {
 
     /// The experts over `h`, which is `x` behind a norm.
     fn experts(&self, index: usize, spec: &Experts, (h, x): (&[f32], &[f32])) -> Vec<f32> {
-        let mut out = vec![0.0; h.len()];
+        let seen = match spec.latent {
+            Some(_) => self.linear(&layer_name(index, "ffn_latent_down"), h),
+            None => h.to_vec(),
+        };
+        let mut out = vec![0.0; seen.len()];
         for (expert, weight) in self.choose(index, spec, (h, x)) {
-            let own: Vec<f32> = h.iter().map(|h| if spec.weighs_input { h * weight } else { *h }).collect();
+            let own: Vec<f32> =
+                seen.iter().map(|h| if spec.weighs_input { h * weight } else { *h }).collect();
             let weight = if spec.weighs_input { 1.0 } else { weight };
             let part = |name, rows, x: &[f32]| {
                 let name = layer_name(index, name);
@@ -426,7 +431,10 @@ impl Model {
                 false => (part("ffn_gate_exps", spec.width, &own), part("ffn_up_exps", spec.width, &own)),
             };
             let inner = network(spec.activation, &gate, up);
-            add(&mut out, &part("ffn_down_exps", h.len(), &inner), weight);
+            add(&mut out, &part("ffn_down_exps", seen.len(), &inner), weight);
+        }
+        if spec.latent.is_some() {
+            out = self.linear(&layer_name(index, "ffn_latent_up"), &out);
         }
         if spec.shared.is_some() {
             let part = |name, x: &[f32]| self.linear(&layer_name(index, name), x);
