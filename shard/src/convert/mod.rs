@@ -130,6 +130,7 @@ fn write(
 ) -> Result<Converted> {
     let config = Config::read(source)?;
     let checkpoint = Checkpoint::open(source)?;
+    ternary::check(&config, &checkpoint)?;
     let encodes = is_encoder(config.arch());
     let mut plan = match encodes {
         true => encoder::plan(&config, &checkpoint)?,

@@ -3,7 +3,11 @@
 //! config.json says under `quantization_config` how they are stored: as codes beside a number that multiplies what a matrix gives
 //! (`autobitlinear`) or divides it (`bitlinear`), or, `online`, as the weights they are rounded from.
 
-use super::{checkpoint::Stored, config::Config, planned::Planned};
+use super::{
+    checkpoint::{Checkpoint, Stored},
+    config::Config,
+    planned::Planned,
+};
 use crate::{Error, Result};
 
 /// How the matrices of a checkpoint are ternary.
@@ -15,6 +19,15 @@ enum Stores {
     Divided,
     /// Weights to be rounded.
     Weights,
+}
+
+impl Stores {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Multiplied | Self::Divided => "codes",
+            Self::Weights => "weights to be rounded",
+        }
+    }
 }
 
 /// How they are, or `None` where they are not.
@@ -48,6 +61,17 @@ fn stores(config: &Config) -> Result<Option<Stores>> {
     }
 }
 
+/// Refuses ternary codes where nothing multiplies them: outside of layers, and in families whose matrices come another way.
+pub(super) fn check(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let has_scale = |name: &&str| checkpoint.get(name).is_some_and(|stored| stored.scale.is_some());
+    for name in checkpoint.names().filter(has_scale) {
+        if stores(config)?.is_none() || !name.contains("layers.") {
+            return Err(Error::unsupported(format!("tensor {name} of the checkpoint: ternary codes")));
+        }
+    }
+    Ok(())
+}
+
 /// Says of a layer's tensor that it is ternary, where it is.
 ///
 /// # Errors
@@ -61,12 +85,10 @@ pub(super) fn plan(config: &Config, planned: &mut Planned, stored: &Stored) -> R
         (Some(Stores::Multiplied), Some(scale)) => planned.factors = vec![(0..planned.rows(), scale)],
         (Some(Stores::Divided), Some(scale)) => planned.factors = vec![(0..planned.rows(), 1.0 / scale)],
         (Some(Stores::Weights), None) => planned.ternary = true,
-        (None, Some(_)) => {
-            return Err(Error::unsupported("config.json: ternary codes without quant_method \"bitnet\""));
-        }
-        (Some(stores), scale) => {
-            let has = if scale.is_some() { "codes" } else { "weights" };
-            return Err(Error::malformed(&planned.name, format!("{has} where config.json says {stores:?}")));
+        (stores, scale) => {
+            let (has, stores) =
+                (if scale.is_some() { "codes" } else { "weights" }, stores.map_or("weights", Stores::name));
+            return Err(Error::malformed(&planned.name, format!("{has} where config.json says {stores}")));
         }
     }
     Ok(())
@@ -115,8 +137,8 @@ mod tests {
     fn scales_multiply_or_divide() {
         let folder = tempfile::tempdir().unwrap();
         let header = json!({
-            "w.weight": {"dtype": "U8", "shape": [1, 2], "data_offsets": [0, 2]},
-            "w.weight_scale": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]},
+            "layers.0.w.weight": {"dtype": "U8", "shape": [1, 2], "data_offsets": [0, 2]},
+            "layers.0.w.weight_scale": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]},
         });
         let header = header.to_string();
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
@@ -126,10 +148,18 @@ mod tests {
         std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
         let folder = Folder::open(folder.path()).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        let stored = checkpoint.get("w.weight").unwrap();
+        let stored = checkpoint.get("layers.0.w.weight").unwrap();
+        let checked = |more: Value| {
+            check(
+                &Config::new(json!({"model_type": "llama", "quantization_config": more})).unwrap(),
+                &checkpoint,
+            )
+        };
+        assert!(checked(json!({"quant_method": "bitnet"})).is_ok());
+        assert!(checked(Value::Null).is_err(), "nothing says what the scale does");
         let values = |said: Value| -> Result<Vec<f32>> {
             let config = Config::new(json!({"model_type": "llama", "quantization_config": said}))?;
-            let mut planned = Planned::matrix("w".into(), "w.weight", stored);
+            let mut planned = Planned::matrix("w".into(), "layers.0.w.weight", stored);
             plan(&config, &mut planned, stored)?;
             planned.read(&checkpoint, 0..4)
         };
@@ -137,7 +167,10 @@ mod tests {
         let codes = [1.0, -1.0, 0.0, 0.0, -1.0, 1.0, 1.0, 0.0];
         assert_eq!(values(way("autobitlinear", "offline")).unwrap(), codes.map(|code| code * 4.0));
         assert_eq!(values(way("bitlinear", "offline")).unwrap(), codes.map(|code| code / 4.0));
-        for (said, part) in [(Value::Null, "quant_method"), (way("autobitlinear", "online"), "codes where")] {
+        for (said, part) in [
+            (Value::Null, "codes where config.json says weights"),
+            (way("autobitlinear", "online"), "codes where config.json says weights to be rounded"),
+        ] {
             let why = values(said).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(why.contains(part), "{why}");
         }
