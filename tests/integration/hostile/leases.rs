@@ -38,6 +38,8 @@ const TTL_MS: u32 = 600_000;
 /// A trace is compared with the model only if it took less: then no lease was lost for want of use meanwhile. One that took
 /// longer is done again under another name.
 const BRISK: Duration = Duration::from_secs(2);
+/// How often a stranger looks for another port.
+const TRIES: u32 = 5;
 /// Traces, how many of them must be compared, and how often all that took too long are done again.
 const TRACES: u64 = 40;
 const COMPARED: usize = 30;
@@ -55,11 +57,18 @@ struct Stranger {
 
 impl Stranger {
     async fn meet(seed: u8, address: &str) -> Self {
-        let listen = vec!["/ip4/127.34.0.1/tcp/0".to_owned()];
         let swarm = p2p::SwarmId::named("shoal");
-        let config = Config { listen, swarm, ..Config::loopback(Identity::from_seed([seed; 32])) };
-        let (network, mut events) = p2p::spawn(config).await.unwrap();
-        let victim = network.dial(address).await.unwrap();
+        let mut tries = 0..TRIES;
+        let (network, mut events, victim) = loop {
+            let listen = vec!["/ip4/127.34.0.1/tcp/0".to_owned()];
+            let config = Config { listen, swarm, ..Config::loopback(Identity::from_seed([seed; 32])) };
+            let (network, events) = p2p::spawn(config).await.unwrap();
+            // It dials from its port of every address, which another process may have at its own.
+            match network.dial(address).await {
+                Ok(victim) => break (network, events, victim),
+                Err(error) => assert!(tries.next().is_some(), "{error}"),
+            }
+        };
         let model = tokio::time::timeout(PATIENCE, async {
             loop {
                 if let Some(Event::Announcement(announcement, _)) = events.next().await
