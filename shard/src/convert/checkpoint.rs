@@ -154,15 +154,11 @@ impl<'a> Checkpoint<'a> {
     /// The f32 values of some rows of a tensor.
     pub fn read(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
         let stored = self.get(name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
-        if stored.dtype == Dtype::Ternary {
-            return self.codes(name, stored, rows);
-        }
         let width = stored.dtype.bytes(stored.cols());
-        let bytes = self.bytes(stored.file, stored.offset, width, &rows)?;
+        let bytes = || self.bytes(stored.file, stored.offset, width, &rows);
         Ok(match stored.dtype {
-            Dtype::U8 | Dtype::Ternary => {
-                return Err(Error::unsupported(format!("tensor {name}: numbers of type U8")));
-            }
+            Dtype::U8 => return Err(Error::unsupported(format!("tensor {name}: numbers of type U8"))),
+            Dtype::Ternary => self.codes(name, stored, rows)?,
             Dtype::Mxfp4 { scales: (file, offset) } => {
                 let scales = self.bytes(file, offset, stored.cols() / SHARED, &rows)?;
                 if scales.contains(&u8::MAX) {
@@ -172,12 +168,14 @@ impl<'a> Checkpoint<'a> {
                     [codes & 15, codes >> 4].map(|code| scale * f32::from(mxfp4::VALUES[usize::from(code)]))
                 };
                 let scales = scales.iter().flat_map(|e| [mxfp4::power(*e); SHARED / 2]);
-                bytes.iter().zip(scales).flat_map(values).collect()
+                bytes()?.iter().zip(scales).flat_map(values).collect()
             }
-            Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            Dtype::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+            Dtype::F32 => bytes()?.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            Dtype::F16 => {
+                bytes()?.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
+            }
             Dtype::Bf16 => {
-                bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+                bytes()?.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
             }
         })
     }
@@ -294,6 +292,16 @@ fn files(folder: &Folder) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// A folder with one file of these tensors: their entries, and the bytes behind the header.
+#[cfg(test)]
+pub(super) fn folder_of(entries: &Value, data: &[u8]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let header = entries.to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    folder
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -313,20 +321,13 @@ mod tests {
 
     /// A folder with one tensor of MXFP4: two rows of one group, the second one twice as large.
     fn halves(scales: &[u8], shape: Value) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        let header = json!({
+        let entries = json!({
             "w_blocks": {"dtype": "U8", "shape": [2, 1, 16], "data_offsets": [0, 32]},
             "w_scales": {"dtype": "U8", "shape": shape, "data_offsets": [32, 34]},
         });
-        let header = header.to_string();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
         // 1.0 and -6.0, then zeros.
-        let row = || std::iter::once(0xf2).chain([0; 15]);
-        file.extend(row().chain(row()));
-        file.extend(scales);
-        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-        folder
+        let row = [&[0xf2][..], &[0; 15]].concat();
+        folder_of(&entries, &[&row[..], &row, scales].concat())
     }
 
     #[test]
@@ -342,18 +343,11 @@ mod tests {
 
     /// A folder with one tensor of ternary codes, two rows of bytes, and its scale.
     fn ternary(codes: [u8; 4], scale: f32) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        let header = json!({
+        let entries = json!({
             "w.weight": {"dtype": "U8", "shape": [2, 2], "data_offsets": [0, 4]},
             "w.weight_scale": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
         });
-        let header = header.to_string();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
-        file.extend(codes);
-        file.extend(scale.to_le_bytes());
-        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-        folder
+        folder_of(&entries, &[codes, scale.to_le_bytes()].concat())
     }
 
     #[test]

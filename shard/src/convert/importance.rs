@@ -76,6 +76,10 @@ impl Means {
     }
 }
 
+fn no_matrix() -> Error {
+    Error::invalid("the file is no importance matrix; `shoal eval --imatrix` makes one")
+}
+
 /// What is known of a model's matrices.
 #[derive(Clone, Debug, Default)]
 pub struct Importance(BTreeMap<String, Means>);
@@ -103,27 +107,21 @@ impl Importance {
         }
         let mut all = vec![0; bytes as usize];
         read(&mut all)?;
-        Self::from_dat(&all).ok_or_else(|| {
-            Error::invalid("the file is no importance matrix; `shoal eval --imatrix` makes one")
-        })
+        Self::from_dat(&all).ok_or_else(no_matrix)
     }
 
     /// Reads a file of the older kind; `None` for one that is not of it.
     fn from_dat(mut rest: &[u8]) -> Option<Self> {
-        let bytes = |rest: &mut &[u8], count: usize| -> Option<Vec<u8>> {
-            let (first, behind) = rest.split_at_checked(count)?;
-            *rest = behind;
-            Some(first.to_vec())
-        };
-        let number = |rest: &mut &[u8]| Some(u32::from_le_bytes(*bytes(rest, 4)?.first_chunk()?) as usize);
+        let number =
+            |rest: &mut &[u8]| Some(u32::from_le_bytes(*rest.split_off(..4)?.first_chunk()?) as usize);
         let entries = number(&mut rest)?;
         let mut all = BTreeMap::new();
         for _ in 0..entries {
             let length = number(&mut rest).filter(|length| (1..=MAX_NAME).contains(length))?;
-            let name = String::from_utf8(bytes(&mut rest, length)?).ok()?;
+            let name = str::from_utf8(rest.split_off(..length)?).ok()?.to_owned();
             let calls = number(&mut rest)?;
             let values = number(&mut rest)?.checked_mul(4)?;
-            let values = bytes(&mut rest, values)?;
+            let values = rest.split_off(..values)?;
             let values: Vec<f32> = values.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
             // What was never called has no values.
             if !values.is_empty() {
@@ -135,7 +133,7 @@ impl Importance {
 
     fn from_gguf(gguf: &Gguf) -> Result<Self> {
         if gguf.metadata().str("general.type") != Some(TYPE) {
-            return Err(Error::invalid("the file is no importance matrix; `shoal eval --imatrix` makes one"));
+            return Err(no_matrix());
         }
         let mut all = BTreeMap::new();
         for info in gguf.tensors() {

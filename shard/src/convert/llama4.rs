@@ -3,12 +3,11 @@
 use serde_json::Value;
 
 use super::config::{Config, only};
-use crate::{Error, Result, gguf::Writer};
-
-/// Positions of a block where config.json does not say.
-const BLOCK: u32 = 8192;
-/// Models of this many experts have no norms of queries and keys.
-const EXPERTS_WITHOUT_NORMS: usize = 128;
+use crate::{
+    Error, Result,
+    gguf::Writer,
+    models::llama4::{BLOCK, EXPERTS_WITHOUT_NORMS},
+};
 
 /// Every how many layers one has experts.
 fn step(config: &Config) -> Result<u32> {
@@ -47,7 +46,7 @@ pub(super) fn write(config: &Config, writer: &mut Writer) -> Result<()> {
     let key = |name: &str| format!("llama4.{name}");
     writer.add_u32(&key("expert_feed_forward_length"), config.number("intermediate_size")? as u32);
     writer.add_u32(&key("interleave_moe_layer_step"), step(config)?);
-    let block = config.size("attention_chunk_size")?.unwrap_or(BLOCK);
+    let block = config.size("attention_chunk_size")?.unwrap_or(BLOCK as u32);
     writer.add_u32(&key("attention.sliding_window"), block);
     if let Some(length) = config.size("floor_scale")? {
         writer.add_u32(&key("attention.temperature_length"), length);

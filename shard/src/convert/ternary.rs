@@ -99,7 +99,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{
-        super::{checkpoint::Checkpoint, folder::Folder},
+        super::{checkpoint::folder_of, folder::Folder},
         *,
     };
 
@@ -135,17 +135,12 @@ mod tests {
 
     #[test]
     fn scales_multiply_or_divide() {
-        let folder = tempfile::tempdir().unwrap();
-        let header = json!({
+        let entries = json!({
             "layers.0.w.weight": {"dtype": "U8", "shape": [1, 2], "data_offsets": [0, 2]},
             "layers.0.w.weight_scale": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]},
         });
-        let header = header.to_string();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
         // Rows (1, -1), (0, 0), (-1, 1) and (1, 0) times 4.0.
-        file.extend([0b10_00_01_10, 0b01_10_01_00, 0x80, 0x40]);
-        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        let folder = folder_of(&entries, &[0b10_00_01_10, 0b01_10_01_00, 0x80, 0x40]);
         let folder = Folder::open(folder.path()).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let stored = checkpoint.get("layers.0.w.weight").unwrap();

@@ -21,13 +21,13 @@ use crate::{
 };
 
 /// Positions of a block, and those after which the factor on queries grows.
-const BLOCK: usize = 8192;
+pub(crate) const BLOCK: usize = 8192;
 /// The factor on the logarithm of steps.
 const TEMPERATURE: f32 = 0.1;
 /// Every fourth layer sees everything.
 const PERIOD: usize = 4;
 /// Models of this many experts have no norms of queries and keys.
-const EXPERTS_WITHOUT_NORMS: usize = 128;
+pub(crate) const EXPERTS_WITHOUT_NORMS: usize = 128;
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;

@@ -39,7 +39,7 @@ mod hybrid;
 mod lfm2;
 pub mod limits;
 mod llama;
-mod llama4;
+pub(crate) mod llama4;
 mod minimax_m2;
 mod modern_bert;
 mod nemotron;
