@@ -103,6 +103,7 @@ fn the_token_loop_does_not_allocate() {
             "qwen2moe",
             "qwen3next",
             "qwen35",
+            "gemma3n",
             "gemma4_e",
             "lfm2",
             "llama4",

@@ -141,6 +141,16 @@ fn claims_beyond_the_limits_are_refused() {
     refuse_key("mixtral", "llama.expert_used_count", None, "expert_used_count");
     let per_layer = "gemma4.embedding_length_per_layer_input";
     refuse_key("gemma4_e", per_layer, Some(Value::U32(1025)), per_layer);
+    refuse_key("gemma3n", "gemma3n.altup.num_inputs", Some(Value::U32(17)), "altup.num_inputs");
+    refuse_key("gemma3n", "gemma3n.altup.active_idx", Some(Value::U32(1)), "another stream");
+    refuse_key("gemma3n", "gemma3n.activation_sparsity_scale", None, "activation_sparsity_scale");
+    refuse_key("gemma3n", "gemma3n.embedding_length_per_layer_input", None, "per-layer embeddings");
+    refuse_key(
+        "gemma3n",
+        "gemma3n.attention.shared_kv_layers",
+        Some(Value::U32(5)),
+        "of its kind to read from",
+    );
     refuse_key("llama_linear", "llama.rope.scaling.factor", Some(Value::F32(-4.0)), "negative");
     refuse_key(
         "llama_linear",

@@ -25,6 +25,7 @@ fn one_fingerprint_over_instruction_sets_threads_and_chunks() {
     models.push(("experts".into(), bytes(experts.to_bytes(&quant::Q4_0, 22).unwrap())));
     for name in [
         "gemma3",
+        "gemma3n",
         "gemma4_moe",
         "gemma4_e",
         "lfm2",

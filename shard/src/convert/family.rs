@@ -11,6 +11,7 @@ pub(super) const FAMILIES: &[(&str, &str)] = &[
     ("qwen3_moe", "qwen3moe"),
     ("gemma2", "gemma2"),
     ("gemma3_text", "gemma3"),
+    ("gemma3n_text", "gemma3n"),
     ("gemma4_text", "gemma4"),
     ("phi3", "phi3"),
     ("starcoder2", "starcoder2"),
@@ -95,7 +96,7 @@ pub(super) fn activations(arch: &str) -> &'static [&'static str] {
         "gemma" => &["gelu_pytorch_tanh", "gelu"],
         "phi2" => &["gelu_new", "gelu_pytorch_tanh"],
         "arcee" | "nemotron" | "bitnet-b1.58" => &["relu2"],
-        "gemma2" | "gemma3" | "gemma4" | "starcoder2" => &["gelu_pytorch_tanh"],
+        "gemma2" | "gemma3" | "gemma3n" | "gemma4" | "starcoder2" => &["gelu_pytorch_tanh"],
         _ => &["silu", "swish"],
     }
 }

@@ -6,9 +6,18 @@ use crate::{
     quant::{self, Format},
 };
 
-/// Tensors that the engine reads as f32, by a part of their names: routers, taps, and what encoders have outside layers.
-const FLOAT: [&str; 6] =
-    ["ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "position_embd", "token_types", "cls."];
+/// Tensors that are written as f32, by a part of their names: routers, taps, shares of streams, and what encoders have outside
+/// layers.
+const FLOAT: [&str; 8] = [
+    "ffn_gate_inp",
+    "ssm_conv1d",
+    "shortconv.conv",
+    "position_embd",
+    "token_types",
+    "cls.",
+    "altup_correct_coef",
+    "altup_predict_coef",
+];
 /// Tensors of two dimensions that keep their format, by a part of their names: small, and not read as matrices.
 const SMALL: [&str; 5] = ["_norm", "altup", "laurel", "per_layer_model_proj", "rope_freqs"];
 

@@ -45,7 +45,7 @@ pub(super) fn inside(stem: &str) -> Option<&'static str> {
 }
 
 /// Which layers see a window only.
-fn windowed(config: &Config) -> Result<Vec<bool>> {
+pub(super) fn windowed(config: &Config) -> Result<Vec<bool>> {
     let kinds = config.strings("layer_types").unwrap_or_default();
     config.check_layers(kinds.len())?;
     Ok(kinds.iter().map(|kind| kind == "sliding_attention").collect())

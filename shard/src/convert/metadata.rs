@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{
     blocks::{Block, blocks},
     config::{Config, has_delta_nets, has_latents, is_encoder, only},
-    family, gemma4, llama4, mamba,
+    family, gemma3n, gemma4, llama4, mamba,
 };
 use crate::{Error, Result, gguf::Writer};
 
@@ -42,8 +42,9 @@ impl Config {
         if let Some(context) = context {
             writer.add_u32(&key("context_length"), context);
         }
-        let lists_widths = family::is_gemma4(arch) || family::is_nemotron(arch);
-        if let Some(width) = feed_forward(self)?.filter(|_| !lists_widths) {
+        let lists_widths = arch == "gemma3n" || family::is_gemma4(arch) || family::is_nemotron(arch);
+        let width = if lists_widths { None } else { feed_forward(self)? };
+        if let Some(width) = width {
             writer.add_u32(&key("feed_forward_length"), width);
         }
         if !family::lists_heads(arch) {
@@ -90,7 +91,7 @@ impl Config {
         }
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
             && (dim * heads != hidden
-                || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch)
+                || ["gemma2", "gemma3", "gemma3n", "qwen3", "qwen3moe", "glm4"].contains(&self.arch)
                 || has_delta_nets(self.arch))
         {
             writer.add_u32(&key("attention.key_length"), dim as u32);
@@ -109,7 +110,7 @@ impl Config {
             "mistral" | "mixtral" | "phi3" | "starcoder2" if wanted != Some(false) => {
                 self.size("sliding_window")
             }
-            "gemma2" | "gemma3_text" | "olmo3" | "exaone4" | "cohere2" | "gpt_oss" => {
+            "gemma2" | "gemma3_text" | "gemma3n_text" | "olmo3" | "exaone4" | "cohere2" | "gpt_oss" => {
                 self.size("sliding_window")
             }
             "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" if wanted == Some(true) => {
@@ -242,6 +243,7 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
             writer.add_u32(&key("expert_feed_forward_length"), config.number("intermediate_size")? as u32);
         }
         "llama4" => llama4::write(config, writer)?,
+        "gemma3n" => gemma3n::write(config, writer)?,
         "lfm2moe" => {
             writer.add_u32(&key("leading_dense_block_count"), config.size("num_dense_layers")?.unwrap_or(0));
         }

@@ -17,6 +17,7 @@ mod encoder;
 mod family;
 mod folder;
 mod formats;
+mod gemma3n;
 mod gemma4;
 mod hybrid;
 pub mod importance;

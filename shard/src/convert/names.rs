@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     checkpoint::{Checkpoint, Stored},
     config::{Config, has_delta_nets, has_latents},
-    family, gemma4, hybrid, latent, mamba,
+    family, gemma3n, gemma4, hybrid, latent, mamba,
     planned::{Piece, Planned, interleave},
     ternary,
 };
@@ -93,6 +93,7 @@ const BIASES: [&str; 4] = [
 /// Norms whose place, and so whose GGUF name, depends on the family.
 fn norm(arch: &str, inner: &str) -> Option<&'static str> {
     match (arch, inner) {
+        ("gemma3n", inner) => gemma3n::inside(inner),
         ("gemma4", inner) => gemma4::inside(inner),
         ("gemma2" | "gemma3" | "glm4", "post_self_attn_layernorm") => Some("post_attention_norm"),
         ("gemma2" | "gemma3", "post_attention_layernorm") => Some("post_attention_norm"),
@@ -160,6 +161,12 @@ impl Planner<'_> {
             "embed_tokens" | "embeddings" => Some("token_embd"),
             "norm" | "norm_f" | "final_layernorm" => Some("output_norm"),
             "embedding_norm" => Some("token_embd_norm"),
+            stem if self.config.arch() == "gemma3n" && stem != "lm_head" => {
+                if let Some((stack, at)) = gemma3n::stacked(stem) {
+                    return self.stack(stack.into(), full, (at, gemma3n::stack_size(self.config)?), stored);
+                }
+                gemma3n::outside(stem)
+            }
             stem if family::is_gemma4(self.config.arch()) && stem != "lm_head" => gemma4::outside(stem),
             "lm_head" if self.config.tied() => return Ok(()),
             "lm_head" => Some("output"),
@@ -169,6 +176,9 @@ impl Planner<'_> {
             let mut planned = Planned::matrix(format!("{global}.{suffix}"), full, stored);
             planned.add_one = stem == "norm" && suffix == "weight" && self.adds_one();
             planned.factors = mamba::factors(self.config, stem, stored.rows())?;
+            if stem == "embed_tokens_per_layer" {
+                gemma3n::fill(self.config, &mut planned, stored)?;
+            }
             return self.add(planned);
         }
         let unknown = || Error::unsupported(format!("tensor {full} of the checkpoint"));
@@ -312,6 +322,10 @@ impl Planner<'_> {
             self.add(Planned::matrix(format!("blk.{layer}.attn_sinks.weight"), full, stored))?;
             return Ok(true);
         }
+        if let ("gemma3n", Some(name)) = (arch, gemma3n::whole(inner)) {
+            self.add(Planned::matrix(format!("blk.{layer}.{name}"), full, stored))?;
+            return Ok(true);
+        }
         if family::is_gemma4(arch) {
             if let Some(name) = gemma4::whole(inner) {
                 self.add(Planned::matrix(format!("blk.{layer}.{name}"), full, stored))?;
@@ -393,7 +407,8 @@ impl Planner<'_> {
             let index = index.parse::<usize>().ok().filter(|&i| i < experts);
             let index =
                 index.ok_or_else(|| Error::malformed(full, format!("config.json has {experts} experts")))?;
-            return self.stack(format!("blk.{layer}.{name}.weight"), full, index, stored).map(|()| true);
+            let name = format!("blk.{layer}.{name}.weight");
+            return self.stack(name, full, (index, experts), stored).map(|()| true);
         }
         if ["gpt-oss", "llama4"].contains(&self.config.arch()) {
             return self.inputs_first(full, layer, rest, stored);
@@ -500,15 +515,24 @@ impl Planner<'_> {
         Ok(true)
     }
 
-    fn stack(&mut self, name: String, full: &str, index: usize, stored: &Stored) -> Result<()> {
-        let experts = self.config.experts();
+    /// A matrix as number `index` of a stack of `count`.
+    fn stack(
+        &mut self,
+        name: String,
+        full: &str,
+        (index, count): (usize, usize),
+        stored: &Stored,
+    ) -> Result<()> {
+        if index >= count {
+            return Err(Error::malformed(full, format!("config.json has {count} matrices of its kind")));
+        }
         let entry = self.planned.entry(key(&name)).or_insert_with(|| {
             let missing = |_| Piece::Rows { tensor: String::new(), rows: 0..stored.rows() };
-            let pieces = (0..experts).map(missing).collect();
-            Planned { stacked: experts, ..Planned::plain(name, stored.cols(), false, pieces) }
+            let pieces = (0..count).map(missing).collect();
+            Planned { stacked: count, ..Planned::plain(name, stored.cols(), false, pieces) }
         });
         if entry.cols != stored.cols() || entry.pieces[index].rows() != stored.rows() {
-            return Err(Error::malformed(full, "its shape differs from the other experts'"));
+            return Err(Error::malformed(full, "its shape differs from the others' of its stack"));
         }
         entry.pieces[index] = Piece::Rows { tensor: full.into(), rows: 0..stored.rows() };
         Ok(())

@@ -85,10 +85,15 @@ impl Layout {
                 // A tensor that belongs to no layer by its name has no owner; the architecture will refuse the file.
                 layer.map_or(Part::Whole, Part::Layer)
             }
-            ("token_embd" | "per_layer_token_embd" | "per_layer_model_proj" | "per_layer_proj_norm", _) => {
-                Part::Embedding
-            }
-            ("output" | "output_norm" | "token_embd_norm", _) => Part::Head,
+            (
+                "token_embd"
+                | "per_layer_token_embd"
+                | "per_layer_model_proj"
+                | "per_layer_proj_norm"
+                | "altup_proj",
+                _,
+            ) => Part::Embedding,
+            ("output" | "output_norm" | "token_embd_norm" | "altup_unembd_proj", _) => Part::Head,
             _ => Part::Whole,
         };
         let header = std::iter::once((Part::Whole, 0..gguf.data_start().min(gguf.file_len())));

@@ -347,6 +347,19 @@ impl Block {
             .add("post_norm.weight", &[hidden])
     }
 
+    /// Predictions and corrections of `count` streams of residual rows, and a network of rank `rank` beside attention.
+    pub fn streams(self, count: usize, rank: usize) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("altup_router.weight", &[hidden, count])
+            .add("altup_router_norm.weight", &[hidden])
+            .add("altup_predict_coef.weight", &[count, count * count])
+            .add("altup_correct_coef.weight", &[count, count])
+            .add("altup_correct_scale.weight", &[hidden])
+            .add("laurel_l.weight", &[hidden, rank])
+            .add("laurel_r.weight", &[rank, hidden])
+            .add("laurel_post_norm.weight", &[hidden])
+    }
+
     /// A factor on what the layer gives.
     pub fn scaled(self) -> Self {
         self.add(LAYER_SCALE, &[1])

@@ -48,10 +48,20 @@ pub struct Blueprint {
     pub head: Head,
     /// Layers that the file holds after those and a pass does not run: they predict tokens further ahead.
     pub unused_layers: usize,
-    /// Width of what each layer reads of a token beside the residual row, if layers do (gemma4 E4B).
-    pub per_layer: Option<usize>,
+    /// What each layer reads of a token beside the residual row, if layers do (gemma3n, gemma4 E4B).
+    pub per_layer: Option<PerLayer>,
     /// The tensors outside layers; no other may exist in the file.
     pub tensors: Vec<Rule>,
+}
+
+/// What layers read of a token itself, and what of the residual rows they compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayer {
+    /// Values of a token's row that a layer reads.
+    pub width: usize,
+    /// Streams of the residual rows, of which a layer computes the first and predicts the others (AltUp, arXiv 2301.13310); one in
+    /// most models.
+    pub streams: usize,
 }
 
 /// A norm over the residual stream.
@@ -330,12 +340,15 @@ pub struct Dense {
 }
 
 /// The nonlinearity of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `silu(gate) * up`.
     GatedSilu,
     /// `gelu_tanh(gate) * up`.
     GatedGelu,
+    /// `gelu_tanh(max(gate - cutoff, 0)) * up`, with a cutoff that lies so many standard deviations above the mean of the row's
+    /// gates (gemma3n).
+    SparseGelu(f32),
     /// `gelu_tanh(up)`, no gate.
     Gelu,
     /// `(clamp(up, -7, 7) + 1) * g * sigmoid(1.702 g)` with `g = min(gate, 7)` (gpt-oss).
@@ -566,7 +579,7 @@ impl Blueprint {
                 let experts = experts.map_or(0, |experts| experts.width.max(experts.shared.unwrap_or(0)));
                 layer.feed_forward.dense().map_or(0, |dense| dense.width).max(experts)
             })
-            .chain(self.per_layer)
+            .chain(self.per_layer.map(|read| read.width))
             .max()
             .unwrap_or(0)
     }

@@ -11,18 +11,15 @@
 //! wider networks, and every layer adds what a gate takes from a row of the token itself. A factor ends every layer.
 
 use super::{
-    Activation, BareNorm, Blueprint, Dense, Experts, FeedForward, NormKind, Rope, Rule, Scaling, Softmax,
+    Activation, BareNorm, Blueprint, Dense, Experts, FeedForward, NormKind, PerLayer, Rope, Scaling, Softmax,
     block::{Bias, Block},
-    layer_name, limits,
+    layer_name, limits, per_layer,
     reader::{Reader, Sizes, layers},
 };
 use crate::{Error, Result, kernels::Pairing};
 
 /// Every sixth layer sees the whole context unless the file says otherwise.
 const PERIOD: usize = 6;
-
-/// Width of what each layer reads of the token itself.
-const PER_LAYER: &str = "embedding_length_per_layer_input";
 
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
@@ -48,33 +45,23 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         let why = format!("{heads} does not divide {} heads", global.heads);
         return Err(Error::malformed(reader.name("attention.head_count_kv"), why));
     }
-    let shared = reader.size_opt("attention.shared_kv_layers", global.layers)?.unwrap_or(0);
-    let own = global.layers - shared;
-    let source = |index: usize| (0..own).rev().find(|&at| slides[at] == slides[index]);
-    if let Some(index) =
-        (own..global.layers).find(|&index| source(index).is_none_or(|at| kv_heads[at] != kv_heads[index]))
-    {
-        let why = format!("layer {index} has no layer of its kind to read from");
-        return Err(Error::malformed(reader.name("attention.shared_kv_layers"), why));
-    }
-    let values = (0..own).any(|index| !slides[index] && reader.has(&layer_name(index, "attn_v.weight")));
+    let sources = per_layer::sources(reader, &slides, &kv_heads)?;
+    let values = (0..global.layers).any(|index| {
+        sources[index].is_none() && !slides[index] && reader.has(&layer_name(index, "attn_v.weight"))
+    });
     let experts = experts(reader, &global)?;
-    let per_layer = reader.size_opt(PER_LAYER, limits::HEAD_DIM)?;
-    if let Some(width) = per_layer.filter(|width| width * global.layers > limits::PER_LAYER) {
-        let why = format!("{width} in {} layers, the limit is {} in all", global.layers, limits::PER_LAYER);
-        return Err(Error::malformed(reader.name(PER_LAYER), why));
-    }
+    let read = per_layer::width(reader, &global)?;
     let layers = layers(global.layers, |index| {
         let (sizes, rope) = if slides[index] { (local, LOCAL) } else { (global, GLOBAL) };
         let sizes = Sizes { kv_heads: kv_heads[index], feed_forward: widths[index], ..sizes };
-        let source = source(index).filter(|_| index >= own);
+        let source = sources[index];
         let block = Block::new(&sizes).norms(Bias::None).norms_after().gated(Bias::None).scaled();
         let block = match source {
             Some(_) => block.attention_of_queries(),
             None if slides[index] || values => block.attention(Bias::None, Bias::None).head_norms(),
             None => block.attention_without_values().head_norms(),
         };
-        let block = per_layer.into_iter().fold(block, Block::per_layer);
+        let block = read.into_iter().fold(block, Block::per_layer);
         let attention = Softmax {
             rope: Some(rope),
             scale: 1.0,
@@ -94,14 +81,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let mut blueprint = reader.assemble(&global, reader.norm(NormKind::Rms)?, ropes, layers);
     blueprint.embedding.scale = (global.hidden as f32).sqrt();
     blueprint.head.softcap = reader.cap("final_logit_softcapping")?;
-    if let Some(width) = per_layer {
-        let all = global.layers * width;
-        blueprint.per_layer = Some(width);
-        blueprint.tensors.extend([
-            Rule::required("per_layer_token_embd.weight", &[all, global.vocab]),
-            Rule::required("per_layer_model_proj.weight", &[global.hidden, all]),
-            Rule::required("per_layer_proj_norm.weight", &[width]),
-        ]);
+    if let Some(width) = read {
+        per_layer::add(&mut blueprint, PerLayer { width, streams: 1 });
     }
     Ok(blueprint)
 }

@@ -14,6 +14,8 @@ pub const HEAD_DIM: usize = 1024;
 pub const QUERIES: usize = 1 << 17;
 /// Width of what all layers together read of a token itself.
 pub const PER_LAYER: usize = 1 << 17;
+/// Streams of residual rows.
+pub const STREAMS: usize = 16;
 /// Width of a feed-forward network.
 pub const FEED_FORWARD: usize = 1 << 17;
 /// Rows of the embedding table.

@@ -30,6 +30,7 @@ mod fixture;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4moe;
@@ -46,6 +47,7 @@ mod nemotron;
 mod nemotron_h;
 mod nomic_bert;
 mod olmo2;
+mod per_layer;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -64,7 +66,8 @@ mod tensors;
 
 pub use blueprint::{
     ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups,
-    LAYER_SCALE, Latent, Layer, Norm, NormKind, Recurrence, Router, ShortConv, Softmax, Temperature,
+    LAYER_SCALE, Latent, Layer, Norm, NormKind, PerLayer, Recurrence, Router, ShortConv, Softmax,
+    Temperature,
 };
 pub use cost::layer_costs;
 pub use ends::{Embedding, HEAD_NORM, Head, Ranks};
@@ -109,6 +112,12 @@ pub static ALL: &[Architecture] = &[
         covers: "Gemma 3 (text)",
         configurations: "Gemma3TextConfig",
         read: gemma3::read,
+    },
+    Architecture {
+        name: "gemma3n",
+        covers: "Gemma 3n E2B, E4B (text)",
+        configurations: "Gemma3nTextConfig",
+        read: gemma3n::read,
     },
     Architecture {
         name: "gemma4",

@@ -214,6 +214,19 @@ impl<'g> Reader<'g> {
         }
     }
 
+    /// A number for each layer, finite or minus infinity.
+    pub fn floats(&self, name: &str, layers: usize) -> Result<Vec<f32>> {
+        let key = self.key(name);
+        let Some(list) = self.metadata().f32s(&key) else {
+            return Err(Error::malformed(key, "is missing or no list of numbers"));
+        };
+        let sound = |value: &f32| value.is_finite() || *value == f32::NEG_INFINITY;
+        if list.len() < layers || !list.iter().all(sound) {
+            return Err(Error::malformed(key, format!("is no list of {layers} numbers")));
+        }
+        Ok(list[..layers].to_vec())
+    }
+
     /// A factor or cap where zero stands for none.
     pub fn cap(&self, name: &str) -> Result<Option<f32>> {
         match self.float_opt(name)? {

@@ -17,6 +17,7 @@ import sys
 import numpy as np
 import torch
 
+import gemma3n
 import gemma4
 import hf_dir
 import hybrid
@@ -59,7 +60,10 @@ def draw(family, name, shape, rng):
         return normal(1.5)
     if inner == "lm_head.bias":
         return normal(0.5)
-    own = gemma4.draw(inner, shape, rng) if family.arch == "gemma4" else hybrid.draw(inner, shape, rng, family.residual)
+    if family.arch in ("gemma3n", "gemma4"):
+        own = {"gemma3n": gemma3n, "gemma4": gemma4}[family.arch].draw(inner, shape, rng)
+    else:
+        own = hybrid.draw(inner, shape, rng, family.residual)
     if own is None and family.arch in mamba.ARCHS:
         own = mamba.draw(inner, shape, rng, family.residual)
     if own is not None:
@@ -171,11 +175,15 @@ def trace(model, ids):
     def keep(row):
         rows.append([round(float(v), 7) for v in [row.pow(2).mean().sqrt(), *row[:4]]])
 
+    def last(rows):
+        # the first stream, where there are several
+        return (rows[0] if rows.dim() == 4 else rows)[0, -1]
+
     layers = model.model.layers
-    hooks.append(layers[0].register_forward_pre_hook(lambda _, args: keep(args[0][0, -1])))
+    hooks.append(layers[0].register_forward_pre_hook(lambda _, args: keep(last(args[0]))))
     for layer in layers:
         hooks.append(layer.register_forward_hook(
-            lambda _, __, out: keep((out[0] if isinstance(out, tuple) else out)[0, -1])))
+            lambda _, __, out: keep(last(out[0] if isinstance(out, tuple) else out))))
     logits(model, ids)
     for hook in hooks:
         hook.remove()

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import torch
 
+import gemma3n
 import gemma4
 import hybrid
 import mamba
@@ -96,7 +97,7 @@ NAMED_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "phi2": "layer_norm_eps", "nemotron": "norm_eps"}
 NORMS = {"olmo2": POST_NORMS, "exaone4": POST_NORMS, "gpt-oss": NAMED_NORMS, "seed_oss": NAMED_NORMS,
-         "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS, "gemma4": gemma4.NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
+         "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS, "gemma3n": gemma3n.NORMS, "gemma4": gemma4.NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
 
 
 def permute(weight, heads):
@@ -119,6 +120,10 @@ def tensors(family, state):
             array = array + np.float32(1.0)
         if arch == "gemma4" and (name := gemma4.renamed(stem, suffix)):
             yield name, array
+        elif arch == "gemma3n" and (name := gemma3n.renamed(stem, suffix)):
+            yield name, array
+        elif arch == "gemma3n" and stem.split(".")[0] in gemma3n.STACKS:
+            continue
         elif full.startswith("lm_head."):
             if not config.tie_word_embeddings:
                 yield f"output.{suffix}", array
@@ -183,6 +188,8 @@ def tensors(family, state):
             # The converter's table has this one norm under its whole name.
             plain = arch == "falcon-h1" and name == "ffn_norm"
             yield f"blk.{layer}.{name}" if plain else f"blk.{layer}.{name}.{suffix}", array
+    if arch == "gemma3n":
+        yield from gemma3n.stacks(state)
 
 
 def one_more(arch):
@@ -203,7 +210,7 @@ def gpt_oss_experts(block, suffix, array):
 
 def stored(name, array):
     """The array in the type it has in the file; asserts that nothing is lost."""
-    if array.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or "shortconv.conv" in name or name.endswith((".bias", "ssm_a", "ssm_d", "ssm_norm.weight")):
+    if array.ndim == 1 or "ffn_gate_inp" in name or "_coef" in name or "ssm_conv1d" in name or "shortconv.conv" in name or name.endswith((".bias", "ssm_a", "ssm_d", "ssm_norm.weight")):
         return np.ascontiguousarray(array, dtype=np.float32)
     half = np.ascontiguousarray(array, dtype=np.float16)
     assert np.array_equal(half.astype(np.float32), array), name
@@ -228,7 +235,7 @@ def llama3_factors(head_dim, rope):
 
 def rope_metadata(writer, family, head_dim):
     config, arch = family.config, family.arch
-    if arch in ("gemma2", "gemma4"):
+    if arch in ("gemma2", "gemma3n", "gemma4"):
         return
     if arch.startswith("nemotron_h"):
         writer.add_rope_dimension_count(head_dim)
@@ -280,6 +287,8 @@ def metadata(writer, family, head_dim):
     writer.add_block_count(config.num_hidden_layers)
     if arch == "gemma4":
         gemma4.metadata(writer, config)
+    elif arch == "gemma3n":
+        gemma3n.metadata(writer, config)
     elif arch == "llama4":
         writer.add_feed_forward_length(config.intermediate_size_mlp)
         writer.add_expert_feed_forward_length(config.intermediate_size)
@@ -309,7 +318,7 @@ def metadata(writer, family, head_dim):
         writer.add_layer_norm_rms_eps(config.norm_eps if arch.startswith("lfm2") else config.rms_norm_eps)
     if arch == "deepseek2":
         latent_metadata(writer, config)
-    elif arch != "gemma4" and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4")):
+    elif arch != "gemma4" and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "gemma3n", "qwen3", "glm4")):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":

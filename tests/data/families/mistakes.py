@@ -93,6 +93,8 @@ MISTAKES = [
     ("llama4", "blocks of 128", put(attention_chunk_size=128)),
     ("llama4", "no factor by position", put(attn_temperature_tuning=False)),
     ("llama4", "no q and k norm", put(use_qk_norm=False)),
+    ("gemma3n", "window off by one", put(sliding_window=25)),
+    ("gemma3n", "all gates count", put(activation_sparsity_pattern=[0.0] * 6)),
     ("gemma4", "window off by one", put(sliding_window=25)),
     ("gemma4", "all pairs turn on wide heads", all_pairs),
     ("gemma4", "no final soft-cap", put(final_logit_softcapping=None)),

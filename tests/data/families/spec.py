@@ -65,6 +65,7 @@ SEEDS = {
     "llama4": 1,
     "lfm2": 0,
     "lfm2moe": 5,
+    "gemma3n": 4,
     "gemma4": 15,
     "gemma4_moe": 8,
     "gemma4_e": 4,
@@ -88,7 +89,7 @@ class Family:
 
 
 # families whose directory is as transformers writes it
-SAVED = {"glm4moe", "granitehybrid_moe", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
+SAVED = {"gemma3n", "glm4moe", "granitehybrid_moe", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
 
 
 def yarn(theta, factor, original):
@@ -345,6 +346,12 @@ def families():
                                           num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2,
                                           attention_chunk_size=64, attn_temperature_tuning=True, floor_scale=32,
                                           attn_scale=0.3, use_qk_norm=True))),
+        Family("gemma3n", "gemma3n", tf.Gemma3nForCausalLM,
+               tf.Gemma3nTextConfig(**base(325, 64, 4, 2, 96, 6, 1e-6, True, {"full_attention": default_rope(1e6), "sliding_attention": plain},
+                                           head_dim=16, sliding_window=24, final_logit_softcapping=12.0,
+                                           layer_types=[{"w": "sliding_attention", "f": "full_attention"}[kind] for kind in "wfwfwf"],
+                                           vocab_size_per_layer_input=325, hidden_size_per_layer_input=16, laurel_rank=8,
+                                           num_kv_shared_layers=2, activation_sparsity_pattern=[0.6, 0.75, 0.0, 0.6, 0.0, 0.0]))),
         Family("gemma4", "gemma4", tf.Gemma4ForCausalLM, gemma4_config(322, "wwfwf", **one_key)),
         Family("gemma4_moe", "gemma4", tf.Gemma4ForCausalLM,
                gemma4_config(323, "wfwf", **one_key, enable_moe_block=True, num_experts=6, top_k_experts=2,

@@ -151,13 +151,56 @@ impl Hybrid {
     }
 }
 
-/// What layers read of the tokens of a pass; empty in other models.
+/// What layers read of the tokens of a pass, and the streams of their rows; empty in other models.
 #[derive(Default)]
 pub(super) struct PerLayer {
     /// `[rows][layers * width]`.
     pub rows: Vec<f32>,
     /// One row of the table.
     pub row: Vec<f32>,
+    pub streams: Streams,
+}
+
+/// The buffers of streams; empty in other models.
+#[derive(Default)]
+pub(super) struct Streams {
+    pub count: usize,
+    /// `[rows][streams][hidden]`; inside a layer its predictions.
+    pub rows: Vec<f32>,
+    /// One row, `[streams][hidden]`.
+    pub row: Vec<f32>,
+    /// What the router says, `[rows][streams]`.
+    pub routed: Vec<f32>,
+    /// Shares, `[rows][streams * streams]`.
+    pub shares: Vec<f32>,
+    /// The inner rows of the network beside attention, `[rows][rank]`, and what it gives, `[rows][hidden]`.
+    pub inner: Vec<f32>,
+    pub learned: Vec<f32>,
+}
+
+impl Streams {
+    /// For passes of `rows` rows through `shard`.
+    fn new(shard: &Shard, rows: usize) -> Self {
+        let read = shard.blueprint.per_layer.filter(|read| read.streams > 1);
+        let Some(read) = read else { return Self::default() };
+        let (count, hidden) = (read.streams, shard.blueprint.hidden);
+        let layers = shard.layers.iter().filter_map(|layer| layer.streams.as_ref());
+        let rank = layers.map(|streams| streams.laurel[0].matrix.rows()).max().unwrap_or(0);
+        let buffer = |width: usize| vec![0.0; rows * width];
+        Self {
+            count,
+            rows: buffer(count * hidden),
+            row: vec![0.0; count * hidden],
+            routed: buffer(count),
+            shares: buffer(count * count),
+            inner: buffer(rank),
+            learned: buffer(hidden),
+        }
+    }
+
+    fn buffers(&self) -> [&Vec<f32>; 6] {
+        [&self.rows, &self.row, &self.routed, &self.shares, &self.inner, &self.learned]
+    }
 }
 
 /// The buffers of expert layers; empty in other models.
@@ -219,7 +262,7 @@ impl CpuBuffers {
         let latent = experts.clone().filter_map(|experts| experts.latent).max().unwrap_or(0);
         let experts = experts.map(|experts| (experts.count, experts.used));
         let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
-        let read = blueprint.per_layer.map_or(0, |width| width * blueprint.layers.len());
+        let read = blueprint.per_layer.map_or(0, |read| read.width * blueprint.layers.len());
         let routing = match experts.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))) {
             None => Routing::default(),
             Some((count, used)) => Routing {
@@ -255,7 +298,11 @@ impl CpuBuffers {
             attended: buffer(mixed),
             inner: Inner { gate: buffer(blueprint.widest()), up: buffer(blueprint.widest()) },
             routing,
-            per_layer: PerLayer { rows: buffer(read), row: vec![0.0; read] },
+            per_layer: PerLayer {
+                rows: buffer(read),
+                row: vec![0.0; read],
+                streams: Streams::new(shard, rows),
+            },
             logits: vec![0.0; logit_rows * blueprint.vocab],
             scratch: Activations::new(),
         }
@@ -277,6 +324,7 @@ impl Buffers for CpuBuffers {
         let routed = [&routing.scores, &routing.gathered, &routing.output, &routing.shared, &routing.beside];
         let narrow = [&routing.narrow, &routing.mixed];
         let all = own.into_iter().chain(latents).chain(hybrids).chain(inners).chain(routed).chain(narrow);
+        let all = all.chain(per_layer.streams.buffers());
         all.chain(&heads.tables).map(|buffer| size_of_val(buffer.as_slice())).sum()
     }
 

@@ -101,6 +101,8 @@ pub(super) struct HeadWeights {
     pub matrix: Option<Matrix>,
     pub bias: Option<Vec<f32>>,
     pub rank: Option<RankWeights>,
+    /// What each stream of the residual rows behind the first goes through before they become one.
+    pub streams: Vec<Linear>,
 }
 
 impl HeadWeights {
@@ -115,11 +117,13 @@ impl HeadWeights {
             matrix: head.logits.then(|| loader.head()).transpose()?,
             bias: loader.vector("output.bias"),
             rank: head.rank.map(|ranks| RankWeights::load(loader, ranks)).transpose()?,
+            streams: loader.streams_behind_the_first("altup_unembd_proj")?,
         })
     }
 
     pub fn resident_bytes(&self) -> usize {
         self.matrix.as_ref().map_or(0, Matrix::resident_bytes)
+            + self.streams.iter().map(Linear::resident_bytes).sum::<usize>()
             + self.rank.as_ref().map_or(0, RankWeights::resident_bytes)
     }
 }

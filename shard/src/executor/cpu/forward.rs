@@ -10,12 +10,12 @@ use super::super::{
 };
 use super::{
     Shard,
-    buffers::{CpuBuffers, recycle},
+    buffers::{CpuBuffers, PerLayer, recycle},
     ends::{HeadWeights, norm_sums},
     experts::mix,
     load::Linear,
     network::{Hidden, norm, product, run_network},
-    per_layer,
+    per_layer, streams,
     weights::{FeedForwardWeights, Keys, LayerWeights, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
@@ -73,14 +73,15 @@ impl Shard {
             let last = head.is_some() && layer + 1 == pass.layers.end();
             let place = Place { layer: layer as usize, cached: (layer - pass.layers.start()) as usize };
             let weights = &self.layers[(layer - self.range.start()) as usize];
+            if let Some(weights) = &weights.streams {
+                streams::predict(&self.cpu, (weights, self.blueprint.norm.eps), ws, rows);
+            }
             rows = self.attention(ws, items, (place, weights), rows, last);
             if rows == 0 {
                 return Ok(());
             }
             self.feed_forward(ws, (place, weights), rows);
-            if let Some(token) = &weights.token {
-                per_layer::add(&self.cpu, (token, self.blueprint.norm.eps), ws, place.layer, rows);
-            }
+            self.add_token(ws, (place, weights), rows);
             if let Some(scale) = weights.scale {
                 self.cpu.scale(&mut ws.x[..rows * ws.sizes.hidden], scale);
             }
@@ -90,6 +91,7 @@ impl Shard {
             None => refuse_non_finite(&ws.x[..rows * ws.sizes.hidden], "outgoing activations"),
             Some(head) => {
                 let size = rows * ws.sizes.hidden;
+                streams::merge(&self.cpu, &head.streams, ws, rows);
                 norm_or_copy(&self.cpu, self.blueprint.norm, head.norm.as_ref(), ws, rows);
                 if pass.states {
                     return refuse_non_finite(&ws.h[..size], "hidden states");
@@ -122,6 +124,10 @@ impl Shard {
         if let Some(embedding) = &self.embedding {
             let rows = ws.spans.iter().map(|span| span.rows).sum();
             embedding.norm(&self.cpu, self.blueprint.norm, ws, rows);
+            // Layers that read the token itself take no rows either.
+            if let Some(token) = &embedding.token {
+                streams::enter(&self.cpu, &token.streams, ws, rows);
+            }
         }
         Ok(())
     }
@@ -155,6 +161,9 @@ impl Shard {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let hidden = blueprint.hidden;
         norm_or_copy(cpu, blueprint.norm, layer.attention_norm.as_ref(), ws, rows);
+        if let Some(weights) = &layer.streams {
+            streams::learn(cpu, (weights, blueprint.norm.eps), ws, rows);
+        }
         let rows = match (&layer.mixer, blueprint.layers[place.layer].attention) {
             (Mixer::Softmax(weights), Attention::Softmax(spec)) => {
                 self.look_back(ws, items, (weights, spec, place), rows, last)
@@ -217,6 +226,9 @@ impl Shard {
             norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
         }
         self.add_to_residual(ws, rows);
+        if layer.streams.is_some() {
+            streams::add_learned(cpu, ws, rows);
+        }
         if let Some(weights) = &layer.attention_sum_norm {
             norm_sums(cpu, blueprint.norm, weights, ws, rows);
         }
@@ -503,6 +515,21 @@ impl Shard {
         }
     }
 
+    /// What the layer makes of the token itself: added to the residual rows or, where they come in streams, to all but the first.
+    fn add_token(&self, ws: &mut CpuBuffers, (place, layer): (Place, &LayerWeights), rows: usize) {
+        let Some(token) = &layer.token else { return };
+        let (cpu, eps, size) = (&*self.cpu, self.blueprint.norm.eps, rows * ws.sizes.hidden);
+        match &layer.streams {
+            Some(weights) => streams::correct(cpu, (weights, eps), ws, rows),
+            None => ws.h[..size].copy_from_slice(&ws.x[..size]),
+        }
+        per_layer::make(cpu, (token, eps), ws, place.layer, rows);
+        match &layer.streams {
+            Some(_) => streams::add_token(cpu, ws, rows),
+            None => cpu.add(&mut ws.x[..size], &ws.y[..size]),
+        }
+    }
+
     /// Head, factor and softcap of the normed rows that are left.
     fn leave(&self, ws: &mut CpuBuffers, head: &HeadWeights, rows: usize) -> Result<()> {
         let (cpu, size) = (&*self.cpu, rows * ws.sizes.hidden);
@@ -534,10 +561,15 @@ fn blend(state: &mut [f32], gate: &[f32], x: &mut [f32]) {
 
 /// Moves the wanted rows of the residual stream to the front, in order, and returns how many there are.
 ///
-/// With them goes what layers read of the tokens.
+/// With them go what layers read of the tokens, and the streams of the rows.
 pub(super) fn keep_wanted(ws: &mut CpuBuffers) -> usize {
-    if !ws.per_layer.row.is_empty() {
-        keep_rows(&ws.spans, &mut ws.per_layer.rows, ws.per_layer.row.len());
+    let PerLayer { rows, row, streams } = &mut ws.per_layer;
+    if !row.is_empty() {
+        keep_rows(&ws.spans, rows, row.len());
+    }
+    if streams.count > 0 {
+        keep_rows(&ws.spans, &mut streams.rows, streams.row.len());
+        keep_rows(&ws.spans, &mut streams.learned, ws.sizes.hidden);
     }
     keep_rows(&ws.spans, &mut ws.x, ws.sizes.hidden)
 }

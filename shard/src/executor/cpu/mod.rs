@@ -19,6 +19,7 @@ mod mixers;
 mod network;
 mod per_layer;
 mod recurrent;
+mod streams;
 mod weights;
 
 use std::sync::Arc;
@@ -41,7 +42,7 @@ use crate::{
 };
 use buffers::CpuBuffers;
 use ends::{Embedding, HeadWeights};
-use weights::LayerWeights;
+use weights::{LayerWeights, TokenWeights};
 
 /// The packed weights of consecutive layers, ready to compute.
 pub struct Shard {
@@ -110,7 +111,7 @@ impl Shard {
     fn ends_bytes(&self) -> usize {
         let token = self.embedding.as_ref().and_then(|embedding| embedding.token.as_ref());
         self.head.as_ref().map_or(0, HeadWeights::resident_bytes)
-            + token.map_or(0, |token| token.projection.resident_bytes())
+            + token.map_or(0, TokenWeights::resident_bytes)
     }
 }
 

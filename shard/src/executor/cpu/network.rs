@@ -52,6 +52,10 @@ pub(super) fn run_network(
             product(cpu, scratch, x, rows, [(linear, &mut *gate), (&network.up, &mut *up)]);
             match activation {
                 Activation::GatedGelu => cpu.gelu_mul(gate, up),
+                Activation::SparseGelu(deviations) => {
+                    cpu.keep_above(gate, network.up.matrix.rows(), deviations);
+                    cpu.gelu_mul(gate, up);
+                }
                 Activation::ClampedSwiglu => cpu.clamped_swiglu(gate, up),
                 Activation::GatedReluSquared => cpu.relu_squared_mul(gate, up),
                 Activation::GatedSilu | Activation::Gelu | Activation::ReluSquared => cpu.silu_mul(gate, up),

@@ -1,4 +1,4 @@
-//! Per-layer embeddings: what each layer adds of the token itself (gemma4 E2B and E4B).
+//! Per-layer embeddings: what each layer adds of the token itself (gemma3n, gemma4 E2B and E4B).
 //!
 //! A token has a second row, as wide as `width` values for every layer. A pass begins by adding it to a projection of the
 //! embedded token, which is normed layer by layer; a layer ends by multiplying its part by a gate made of the residual row.
@@ -25,7 +25,7 @@ pub(super) fn enter(
     (weights, eps): (&TokenWeights, f32),
     (tokens, x): (&[u32], &[f32]),
     scratch: &mut Activations,
-    PerLayer { rows, row }: &mut PerLayer,
+    PerLayer { rows, row, .. }: &mut PerLayer,
     first: usize,
 ) -> Result<()> {
     let (all, width) = (row.len(), weights.norm.len());
@@ -46,8 +46,8 @@ pub(super) fn enter(
     Ok(())
 }
 
-/// `x += norm(out * (gelu(gate * x) * part))` with the part of layer `layer` of what the pass began with.
-pub(super) fn add(
+/// `y = norm(out * (gelu(gate * h) * part))` with the part of layer `layer` of what the pass began with.
+pub(super) fn make(
     cpu: &Cpu,
     (weights, eps): (&LayerInputWeights, f32),
     ws: &mut CpuBuffers,
@@ -60,10 +60,9 @@ pub(super) fn add(
     for (from, to) in ws.per_layer.rows.chunks_exact(all).zip(part.chunks_exact_mut(width)) {
         to.copy_from_slice(&from[layer * width..][..width]);
     }
-    product(cpu, &mut ws.scratch, &ws.x[..size], rows, [(&weights.gate, &mut *gate)]);
+    product(cpu, &mut ws.scratch, &ws.h[..size], rows, [(&weights.gate, &mut *gate)]);
     cpu.gelu_mul(gate, part);
     let y = &mut ws.y[..size];
     product(cpu, &mut ws.scratch, gate, rows, [(&weights.out, &mut *y)]);
     cpu.rms_norm_in_place(y, ws.sizes.hidden, Some(&weights.norm), eps);
-    cpu.add(&mut ws.x[..size], y);
 }

@@ -142,6 +142,8 @@ pub(super) struct LayerWeights {
     pub sum_norm: Option<NormWeights>,
     /// What it adds of the token itself.
     pub token: Option<LayerInputWeights>,
+    /// What predicts and corrects the streams of the residual rows.
+    pub streams: Option<Box<StreamWeights>>,
     /// The factor on what it gives.
     pub scale: Option<f32>,
 }
@@ -151,6 +153,8 @@ pub(super) struct TokenWeights {
     pub projection: Linear,
     /// As wide as the part of one layer.
     pub norm: Vec<f32>,
+    /// What makes the streams of the residual rows behind the first.
+    pub streams: Vec<Linear>,
 }
 
 /// What makes of its part of a token's row what a layer adds.
@@ -158,6 +162,26 @@ pub(super) struct LayerInputWeights {
     pub gate: Linear,
     pub out: Linear,
     pub norm: Vec<f32>,
+}
+
+/// What one layer predicts and corrects with.
+pub(super) struct StreamWeights {
+    pub router: Linear,
+    /// Weights of the norm in front of the router, over the width.
+    pub router_norm: Vec<f32>,
+    pub predict: Linear,
+    pub correct: Linear,
+    /// Factors on the first stream where it meets the token's row.
+    pub scale: Vec<f32>,
+    pub laurel: [Linear; 2],
+    pub laurel_norm: Vec<f32>,
+}
+
+impl StreamWeights {
+    fn resident_bytes(&self) -> usize {
+        let matrices = [&self.router, &self.predict, &self.correct, &self.laurel[0], &self.laurel[1]];
+        matrices.into_iter().map(Linear::resident_bytes).sum()
+    }
 }
 
 impl Keys {
@@ -168,6 +192,12 @@ impl Keys {
             Self::Elsewhere => (None, None),
         };
         keys.into_iter().chain(values)
+    }
+}
+
+impl TokenWeights {
+    pub fn resident_bytes(&self) -> usize {
+        self.projection.resident_bytes() + self.streams.iter().map(Linear::resident_bytes).sum::<usize>()
     }
 }
 
@@ -228,7 +258,7 @@ impl LayerWeights {
             FeedForwardWeights::Both(both) => both.dense.resident_bytes() + both.experts.resident_bytes(),
         };
         let token = self.token.as_ref().map_or(0, |w| w.gate.resident_bytes() + w.out.resident_bytes());
-        attention + feed_forward + token
+        attention + feed_forward + token + self.streams.as_ref().map_or(0, |w| w.resident_bytes())
     }
 
     /// Bytes of the matrices that one token passes through when `used` experts are chosen for it.
@@ -331,6 +361,7 @@ impl Loader<'_> {
             feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
             sum_norm: self.norm_opt(&name("layer_output_norm"))?,
             token,
+            streams: self.streams(index)?.map(Box::new),
             scale: self.vector(&name(LAYER_SCALE)).and_then(|scale| scale.first().copied()),
         })
     }
@@ -338,10 +369,38 @@ impl Loader<'_> {
     /// What makes the rows of a token that layers read, where they do.
     pub fn token(&self) -> Result<Option<TokenWeights>> {
         let read = |_| {
-            let projection = self.linear("per_layer_model_proj")?;
-            Ok(TokenWeights { projection, norm: self.values("per_layer_proj_norm.weight")? })
+            Ok(TokenWeights {
+                projection: self.linear("per_layer_model_proj")?,
+                norm: self.values("per_layer_proj_norm.weight")?,
+                streams: self.streams_behind_the_first("altup_proj")?,
+            })
         };
         self.blueprint.per_layer.map(read).transpose()
+    }
+
+    /// What predicts and corrects streams in layer `index`, if residual rows come in several.
+    fn streams(&self, index: usize) -> Result<Option<StreamWeights>> {
+        if self.blueprint.per_layer.is_none_or(|read| read.streams == 1) {
+            return Ok(None);
+        }
+        let linear = |suffix: &str| self.linear(&layer_name(index, suffix));
+        let values = |suffix: &str| self.values(&layer_name(index, suffix));
+        Ok(Some(StreamWeights {
+            router: linear("altup_router")?,
+            router_norm: values("altup_router_norm.weight")?,
+            predict: linear("altup_predict_coef")?,
+            correct: linear("altup_correct_coef")?,
+            scale: values("altup_correct_scale.weight")?,
+            laurel: [linear("laurel_l")?, linear("laurel_r")?],
+            laurel_norm: values("laurel_post_norm.weight")?,
+        }))
+    }
+
+    /// The square matrices of a stack, one for each stream of the residual rows behind the first; none in most models.
+    pub fn streams_behind_the_first(&self, stack: &str) -> Result<Vec<Linear>> {
+        let count = self.blueprint.per_layer.map_or(1, |read| read.streams);
+        let width = self.blueprint.hidden;
+        (1..count).map(|stream| self.linear_rows(stack, (stream - 1) * width..stream * width)).collect()
     }
 
     /// Queries, keys and values, which may be the rows of one matrix.

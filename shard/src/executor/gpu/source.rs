@@ -98,7 +98,7 @@ impl Curve {
             Activation::GatedSilu => Some(Self::Silu),
             Activation::GatedGelu | Activation::Gelu => Some(Self::Gelu),
             Activation::GatedReluSquared | Activation::ReluSquared => Some(Self::ReluSquared),
-            Activation::ClampedSwiglu => None,
+            Activation::ClampedSwiglu | Activation::SparseGelu(_) => None,
         }
     }
 

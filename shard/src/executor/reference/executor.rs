@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use scheduler::{CacheType, LayerRange, SessionKind};
 
-use super::{Arithmetic, Model, Rows};
+use super::{Arithmetic, Model, Rows, streams};
 use crate::{
     Error, Result,
     executor::{
@@ -58,6 +58,7 @@ impl Reference {
                 Input::Tokens(tokens) => self.model.embed(tokens[row]),
                 Input::Activations(rows) => (rows[row * hidden..(row + 1) * hidden].to_vec(), Vec::new()),
             };
+            let mut streams = streams::behind(&self.model, &x);
             for (at, layer) in (pass.layers.start()..pass.layers.end()).enumerate() {
                 round_at(pass.rounding, layer, &mut x)?;
                 let mut held = |at: usize| {
@@ -72,7 +73,8 @@ impl Reference {
                     // What a pass that failed has left.
                     rows.rewind(span.start);
                 }
-                self.model.layer((&mut rows, lent.as_ref()), layer as usize, &mut x, &token);
+                let beside = (&token[..], &mut streams[..]);
+                self.model.layer((&mut rows, lent.as_ref()), layer as usize, &mut x, beside);
                 for (at, rows) in [(Some(at), Some(rows)), (source, lent)] {
                     if let (Some(at), Some(rows)) = (at, rows)
                         && let Some(place) = item.state.layer_mut::<Rows>(at)
@@ -85,8 +87,8 @@ impl Reference {
             if row + span.wanted >= span.rows {
                 out.extend(match gave {
                     Gave::Rows => x,
-                    Gave::States => self.model.norm(self.model.blueprint.head.norm, &x),
-                    Gave::Logits => self.model.head(&self.model.norm(self.model.blueprint.head.norm, &x)),
+                    Gave::States => self.model.last(x, &streams),
+                    Gave::Logits => self.model.head(&self.model.last(x, &streams)),
                 });
             }
         }

@@ -36,6 +36,12 @@ pub(super) fn add(x: &mut [f32], y: &[f32], factor: f32) {
 
 /// The inner rows of a gated network.
 pub(super) fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    if let Activation::SparseGelu(deviations) = activation {
+        let mean = gate.iter().sum::<f32>() / gate.len() as f32;
+        let square = gate.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / gate.len() as f32;
+        let above = |gate: &f32| (gate - (mean + square.sqrt() * deviations)).max(0.0);
+        return gated(Activation::GatedGelu, &gate.iter().map(above).collect::<Vec<_>>(), up);
+    }
     let one = |(&gate, &up): (&f32, &f32)| match activation {
         Activation::GatedGelu => gelu(gate) * up,
         Activation::GatedReluSquared => relu_squared(gate) * up,

@@ -19,6 +19,7 @@ mod executor;
 mod latent;
 mod math;
 mod state;
+mod streams;
 
 use std::collections::HashMap;
 
@@ -30,12 +31,12 @@ use crate::{
     kernels::Pairing,
     models::{
         ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Embedding, Experts, FeedForward,
-        Frequencies, LAYER_SCALE, NormKind, Ranks, Router, Softmax, layer_name,
+        Frequencies, LAYER_SCALE, NormKind, PerLayer, Ranks, Router, Softmax, layer_name,
     },
     quant::{self, QuantizedRow},
 };
 pub use executor::Reference;
-use math::{add, attend, gated, gelu, network, sigmoid};
+use math::{add, attend, gelu, network, sigmoid};
 use state::Rows;
 
 /// Where values are rounded.
@@ -123,12 +124,18 @@ impl Model {
     /// Feeds one token and returns its hidden state after the last norm, in front of the head.
     pub fn state(&self, session: &mut Session, token: u32) -> Vec<f32> {
         let (mut x, token) = self.embed(token);
+        let mut streams = streams::behind(self, &x);
         for index in 0..session.layers.len() {
             let (before, rest) = session.layers.split_at_mut(index);
             let lent = self.blueprint.layers[index].attention.source().map(|source| &before[source]);
-            self.layer((&mut rest[0], lent), index, &mut x, &token);
+            self.layer((&mut rest[0], lent), index, &mut x, (&token, &mut streams));
         }
-        self.norm(self.blueprint.head.norm, &x)
+        self.last(x, &streams)
+    }
+
+    /// The hidden state of a row behind all layers.
+    fn last(&self, x: Vec<f32>, others: &[Vec<f32>]) -> Vec<f32> {
+        self.norm(self.blueprint.head.norm, &streams::merged(self, x, others))
     }
 
     /// The row of one token that enters layer 0, and what the layers read of the token besides.
@@ -136,7 +143,7 @@ impl Model {
         let b = &self.blueprint;
         let mut x = self.rows("token_embd.weight", token as usize, 1)[..b.hidden].to_vec();
         x.iter_mut().for_each(|x| *x *= b.embedding.scale);
-        let Some(width) = b.per_layer else { return (x, Vec::new()) };
+        let Some(PerLayer { width, .. }) = b.per_layer else { return (x, Vec::new()) };
         let mut parts = self.linear("per_layer_model_proj", &x);
         parts.iter_mut().for_each(|part| *part /= (b.hidden as f32).sqrt());
         for part in parts.chunks_exact_mut(width) {
@@ -177,7 +184,7 @@ impl Model {
                 .collect();
             for (position, (row, query)) in rows.iter_mut().zip(queries).enumerate() {
                 let y = self.mix(&seen, (index, spec), position, query);
-                self.rest(index, row, y, &[]);
+                self.rest(index, row, y, (&[], &mut []));
             }
         }
         rows.iter().map(|row| self.norm(b.head.norm, row)).collect()
@@ -201,10 +208,17 @@ impl Model {
         }
     }
 
-    /// One row through one layer, whose `rows` remember it; `lent` are those of the layer whose keys it reads, `token` what layers
-    /// read of the token.
-    fn layer(&self, (rows, lent): (&mut Rows, Option<&Rows>), index: usize, x: &mut Vec<f32>, token: &[f32]) {
+    /// One row through one layer, whose `rows` remember it; `lent` are those of the layer whose keys it reads, `beside` what layers
+    /// read of the token and the other streams of the row.
+    fn layer(
+        &self,
+        (rows, lent): (&mut Rows, Option<&Rows>),
+        index: usize,
+        x: &mut Vec<f32>,
+        beside: (&[f32], &mut [Vec<f32>]),
+    ) {
         let layer = &self.blueprint.layers[index];
+        streams::predict(self, index, x, beside.1);
         let h = self.norm(&layer_name(index, ATTENTION_NORM), x);
         let y = match layer.attention {
             Attention::Softmax(spec) => self.attention(rows, lent, (index, spec), &h),
@@ -221,17 +235,24 @@ impl Model {
                 vec![0.0; h.len()]
             }
         };
-        self.rest(index, x, y, token);
+        self.rest(index, x, y, beside);
     }
 
     /// What follows the look at other positions, which gave `y`.
-    fn rest(&self, index: usize, x: &mut Vec<f32>, mut y: Vec<f32>, token: &[f32]) {
+    fn rest(
+        &self,
+        index: usize,
+        x: &mut Vec<f32>,
+        mut y: Vec<f32>,
+        (token, others): (&[f32], &mut [Vec<f32>]),
+    ) {
         let layer = &self.blueprint.layers[index];
         if let Some(after) = layer.norm_after_attention() {
             self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
         }
         let before = x.to_vec();
         add(x, &y, self.blueprint.residual_scale);
+        streams::learn(self, index, &before, x);
         *x = self.norm(&layer_name(index, "attn_output_norm"), x);
         let h = match layer.parallel() {
             true => self.norm(&layer_name(index, ATTENTION_NORM), &before),
@@ -254,12 +275,9 @@ impl Model {
         self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
         add(x, &y, self.blueprint.residual_scale);
         *x = self.norm(&layer_name(index, "layer_output_norm"), x);
-        if let Some(width) = self.blueprint.per_layer {
-            let gate = self.linear(&layer_name(index, "inp_gate"), x);
-            let part = gated(Activation::GatedGelu, &gate, &token[index * width..][..width]);
-            let mut y = self.linear(&layer_name(index, "proj"), &part);
-            self.norm_after(&layer_name(index, "post_norm.weight"), &mut y);
-            add(x, &y, 1.0);
+        if let Some(PerLayer { width, .. }) = self.blueprint.per_layer {
+            let token = &token[index * width..][..width];
+            streams::add_token(self, index, (before, token), x, others);
         }
         if let Some(scale) = self.tensors.get(&layer_name(index, LAYER_SCALE)) {
             x.iter_mut().for_each(|x| *x *= scale.values[0]);

@@ -236,6 +236,35 @@ impl Kernel for Norm<'_> {
     }
 }
 
+/// What rows of `cols` have above a cutoff; see [`Cpu::keep_above`].
+struct KeepAbove<'a> {
+    x: &'a mut [f32],
+    cols: usize,
+    deviations: f32,
+}
+
+impl Kernel for KeepAbove<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let cols = self.cols as f32;
+        for row in self.x.chunks_exact_mut(self.cols) {
+            // SAFETY: positions are inside the row.
+            unsafe {
+                let mean = sum_row::<S>(row, 0.0, false) / cols;
+                let deviation = (sum_row::<S>(row, mean, true) / cols).sqrt();
+                let cutoff = S::splat(mean + deviation * self.deviations);
+                let mut at = 0;
+                while at < row.len() {
+                    let x = S::sub(load_part::<S>(row, at, 0.0), cutoff);
+                    store_part::<S>(row, at, S::max(x, S::splat(0.0)));
+                    at += LANES;
+                }
+            }
+        }
+    }
+}
+
 /// Softmax of one row.
 struct Softmax<'a>(&'a mut [f32]);
 
@@ -425,6 +454,13 @@ impl Cpu {
         out: &mut [f32],
     ) {
         self.norm(Norm { x: Some(x), out, cols, weight, bias, eps, center: true });
+    }
+
+    /// `x = max(x - cutoff, 0)` for each row of `cols`, with `cutoff = mean + sqrt(sum((x - mean)^2) / cols) * deviations`. Sums in 16
+    /// virtual lanes.
+    pub fn keep_above(&self, x: &mut [f32], cols: usize, deviations: f32) {
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "{} elements are not rows of {cols}", x.len());
+        self.divide(x, cols, |_, x| self.run(KeepAbove { x, cols, deviations }));
     }
 
     /// `x = x + y` (residual).

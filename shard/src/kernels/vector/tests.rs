@@ -112,6 +112,32 @@ fn norms_equal_their_twins() {
 }
 
 #[test]
+fn cutoffs_equal_their_twin() {
+    on_every_cpu(|cpu, name| {
+        for (rows, cols) in SHAPES {
+            let x = noise(cols as u64 + 9, rows * cols, 3.0);
+            let mut expected = x.clone();
+            for row in expected.chunks_mut(cols) {
+                let sum = |row: &[f32], term: &dyn Fn(f32, f32) -> f32| {
+                    let mut lanes = [0.0_f32; LANES];
+                    row.iter().enumerate().for_each(|(i, x)| lanes[i % LANES] = term(*x, lanes[i % LANES]));
+                    tree(lanes) / cols as f32
+                };
+                let mean = sum(row, &|x, sum| sum + x);
+                let deviation = sum(row, &|x, sum| (x - mean).mul_add(x - mean, sum)).sqrt();
+                let cutoff = mean + deviation * 0.8;
+                row.iter_mut().for_each(|x| *x = if *x > cutoff { *x - cutoff } else { 0.0 });
+            }
+            let mut own = x.clone();
+            cpu.keep_above(&mut own, cols, 0.8);
+            assert_same(&own, &expected, &format!("{name}, {rows} x {cols}"));
+            let kept = own.iter().filter(|x| **x > 0.0).count();
+            assert!(kept < own.len() && (cols < 100 || kept > 0), "{name}, {rows} x {cols}: {kept} are kept");
+        }
+    });
+}
+
+#[test]
 fn norms_are_norms() {
     let cpu = Cpu::new(Isa::detect(), Pool::new(1, false));
     let x = noise(5, 1000, 2.0).iter().map(|x| x + 0.7).collect::<Vec<_>>();
