@@ -223,6 +223,7 @@ const OPERATIONS: &[Operation] = &[
         hash_f32(&gate)
     }),
     ("delta-net", delta_net),
+    ("delta-net-by-channel", delta_net_by_channel),
 ];
 
 fn round(rule: Rule) -> String {
@@ -248,8 +249,25 @@ fn rope(cpu: &Arc<Cpu>, pairing: Pairing, scaling: Scaling) -> String {
 
 /// Seven rows from a state on: convolution, gates, recurrence, norm; the results and the state.
 fn delta_net(cpu: &Arc<Cpu>) -> String {
-    let shape =
-        DeltaShape { key_heads: 2, value_heads: 6, key_dim: 40, value_dim: 80, kernel: 4, tiled: true };
+    delta_net_of(cpu, DeltaShape { key_heads: 2, tiled: true, by_channel: false, ..DELTA })
+}
+
+/// The same with a decay for every channel of a key.
+fn delta_net_by_channel(cpu: &Arc<Cpu>) -> String {
+    delta_net_of(cpu, DELTA)
+}
+
+const DELTA: DeltaShape = DeltaShape {
+    key_heads: 6,
+    value_heads: 6,
+    key_dim: 40,
+    value_dim: 80,
+    kernel: 4,
+    tiled: false,
+    by_channel: true,
+};
+
+fn delta_net_of(cpu: &Arc<Cpu>, shape: DeltaShape) -> String {
     let (n, heads, width) = (7, shape.value_heads, shape.value_width());
     let projected = normals(18, n * shape.channels(), 1.0);
     let taps = normals(19, shape.kernel * shape.channels(), 0.7);
@@ -258,9 +276,11 @@ fn delta_net(cpu: &Arc<Cpu>) -> String {
     let mut inputs = vec![0.0; projected.len()];
     let before = &*columns;
     DeltaInputs { shape, projected: &projected, before, taps: &taps, out: &mut inputs }.compute(cpu);
-    let (mut alpha, mut beta) = (normals(21, n * heads, 2.0), normals(22, n * heads, 2.0));
-    let a: Vec<f32> = normals(23, heads, 1.0).into_iter().map(|a| -a.abs()).collect();
-    delta::gates(cpu, &mut alpha, &mut beta, &normals(24, heads, 1.0), &a);
+    let decays = shape.decays();
+    let (mut alpha, mut beta) = (normals(21, n * decays, 2.0), normals(22, n * heads, 2.0));
+    let a: Vec<f32> = normals(23, decays, 1.0).into_iter().map(|a| -a.abs()).collect();
+    delta::decays(cpu, &mut alpha, &normals(24, decays, 1.0), &a);
+    cpu.sigmoid(&mut beta);
     let mut out = vec![0.0; n * width];
     DeltaJob {
         shape,

@@ -105,6 +105,7 @@ fn the_token_loop_does_not_allocate() {
             "qwen35",
             "gemma3n",
             "gemma4_e",
+            "kimi_linear",
             "lfm2",
             "llama4",
             "granitehybrid",

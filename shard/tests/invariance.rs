@@ -28,6 +28,7 @@ fn one_fingerprint_over_instruction_sets_threads_and_chunks() {
         "gemma3n",
         "gemma4_moe",
         "gemma4_e",
+        "kimi_linear",
         "lfm2",
         "llama4",
         "qwen35",

@@ -38,8 +38,15 @@ fn models() -> [Arc<Gguf>; 3] {
         tied: true,
         experts: None,
     };
-    let delta =
-        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 16, kernel: 4, tiled: false };
+    let delta = DeltaShape {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 24,
+        value_dim: 16,
+        kernel: 4,
+        tiled: false,
+        by_channel: false,
+    };
     let family = Family::Qwen3Next { interval: 3, delta };
     let hybrid = Shape { family, experts: Some((4, 2)), ..plain.clone() };
     let mamba = Mamba2Shape { heads: 4, head_dim: 32, state: 24, groups: 2, kernel: 4 };

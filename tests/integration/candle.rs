@@ -22,11 +22,12 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Families that this executor does not compute.
-const RECURRENT: [&str; 12] = [
+const RECURRENT: [&str; 13] = [
     "falcon_h1",
     "falcon_h1_norm",
     "granitehybrid",
     "granitehybrid_moe",
+    "kimi_linear",
     "lfm2",
     "lfm2moe",
     "nemotron_h",

@@ -30,6 +30,7 @@ const CHECKPOINTS: &[&str] = &[
     "gemma3n",
     "glm4moe",
     "granitehybrid_moe",
+    "kimi_linear",
     "lfm2moe",
     "llama4",
     "nemotron",

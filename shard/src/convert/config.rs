@@ -6,6 +6,7 @@ use super::{
     blocks::{blocks, variant},
     family,
     folder::Folder,
+    synonyms,
 };
 use crate::{Error, Result};
 
@@ -16,7 +17,7 @@ pub(super) fn has_delta_nets(arch: &str) -> bool {
 
 /// Whether an architecture has latent attention.
 pub(super) fn has_latents(arch: &str) -> bool {
-    arch == "deepseek2"
+    ["deepseek2", "kimi-linear"].contains(&arch)
 }
 
 /// Whether an architecture is a family of encoders, whose metadata `encoder` writes.
@@ -54,6 +55,7 @@ impl Config {
             Error::unsupported(format!("model_type \"{kind}\" in config.json (known: {})", known.join(", ")))
         })?;
         let arch = variant(&json).unwrap_or(arch);
+        let json = if arch == "kimi-linear" { synonyms::usual(json) } else { json };
         let config = Self { json, kind, arch, nested };
         config.check_activation()?;
         config.check_rope()?;

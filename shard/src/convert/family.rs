@@ -22,6 +22,7 @@ pub(super) const FAMILIES: &[(&str, &str)] = &[
     ("deepseek_v2", "deepseek2"),
     ("deepseek_v3", "deepseek2"),
     ("kimi_k2", "deepseek2"),
+    ("kimi_linear", "kimi-linear"),
     ("gpt_oss", "gpt-oss"),
     ("smollm3", "smollm3"),
     ("granite", "granite"),
@@ -131,5 +132,5 @@ pub(super) fn is_boundless(arch: &str) -> bool {
 
 /// Whether a file says for each layer how many heads of keys it has.
 pub(super) fn lists_heads(arch: &str) -> bool {
-    is_boundless(arch) || has_convolutions(arch) || is_gemma4(arch)
+    is_boundless(arch) || has_convolutions(arch) || is_gemma4(arch) || arch == "kimi-linear"
 }

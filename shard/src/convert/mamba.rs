@@ -63,7 +63,7 @@ pub(super) fn plan(
     let sizes = Sizes::read(config)?;
     let plain = |name: &str| Planned::matrix(format!("blk.{layer}.{name}"), full, stored);
     let column = |name: &str, values: Vec<f32>| Planned {
-        shape: Some([values.len(), 1]),
+        shape: vec![values.len(), 1],
         ..Planned::plain(format!("blk.{layer}.{name}"), values.len(), true, vec![Piece::Values(values)])
     };
     let planned = match name {
@@ -78,7 +78,7 @@ pub(super) fn plan(
             return Ok(None);
         }
         "norm.weight" => {
-            Planned { shape: Some([sizes.groups, sizes.inner() / sizes.groups]), ..plain("ssm_norm.weight") }
+            Planned { shape: vec![sizes.groups, sizes.inner() / sizes.groups], ..plain("ssm_norm.weight") }
         }
         "conv1d.weight" => plain("ssm_conv1d.weight"),
         "conv1d.bias" => plain("ssm_conv1d.bias"),

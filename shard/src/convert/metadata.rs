@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{
     blocks::{Block, blocks},
     config::{Config, has_delta_nets, has_latents, is_encoder, only},
-    family, gemma3n, gemma4, llama4, mamba,
+    family, gemma3n, gemma4, kimi, llama4, mamba,
 };
 use crate::{Error, Result, gguf::Writer};
 
@@ -244,6 +244,7 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
         }
         "llama4" => llama4::write(config, writer)?,
         "gemma3n" => gemma3n::write(config, writer)?,
+        "kimi-linear" => kimi::write(config, writer)?,
         "lfm2moe" => {
             writer.add_u32(&key("leading_dense_block_count"), config.size("num_dense_layers")?.unwrap_or(0));
         }
@@ -275,7 +276,7 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
         writer.add_u32(&key("shortconv.l_cache"), config.size("conv_L_cache")?.unwrap_or(3));
     }
     if family::lists_heads(arch) {
-        let heads = config.kv_heads()? as i32;
+        let heads = if has_latents(arch) { 1 } else { config.kv_heads()? as i32 };
         let attends = attention_layers(config)?;
         let heads: Vec<i32> = attends.iter().map(|attends| if *attends { heads } else { 0 }).collect();
         writer.add_i32s(&key("attention.head_count_kv"), &heads);

@@ -21,6 +21,7 @@ mod gemma3n;
 mod gemma4;
 mod hybrid;
 pub mod importance;
+mod kimi;
 mod latent;
 mod llama4;
 mod mamba;
@@ -30,6 +31,7 @@ mod planned;
 mod pooling;
 mod requantize;
 mod rope;
+mod synonyms;
 mod ternary;
 mod vocab;
 

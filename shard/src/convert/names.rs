@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     checkpoint::{Checkpoint, Stored},
     config::{Config, has_delta_nets, has_latents},
-    family, gemma3n, gemma4, hybrid, latent, mamba,
+    family, gemma3n, gemma4, hybrid, kimi, latent, mamba,
     planned::{Piece, Planned, interleave},
     ternary,
 };
@@ -83,9 +83,10 @@ const LAYER: &[(&str, &str)] = &[
 ];
 
 /// What routers add to choose experts.
-const BIASES: [&str; 4] = [
+const BIASES: [&str; 5] = [
     "mlp.gate.e_score_correction_bias",
     "block_sparse_moe.e_score_correction_bias",
+    "block_sparse_moe.gate.e_score_correction_bias",
     "feed_forward.expert_bias",
     "mixer.gate.e_score_correction_bias",
 ];
@@ -95,6 +96,7 @@ fn norm(arch: &str, inner: &str) -> Option<&'static str> {
     match (arch, inner) {
         ("gemma3n", inner) => gemma3n::inside(inner),
         ("gemma4", inner) => gemma4::inside(inner),
+        ("kimi-linear", inner) => kimi::inside(inner),
         ("gemma2" | "gemma3" | "glm4", "post_self_attn_layernorm") => Some("post_attention_norm"),
         ("gemma2" | "gemma3", "post_attention_layernorm") => Some("post_attention_norm"),
         (arch, "post_attention_layernorm") if has_delta_nets(arch) || family::names_second_norm(arch) => {
@@ -316,6 +318,12 @@ impl Planner<'_> {
             let Some(planned) = planned else { return Ok(false) };
             let factors = mamba::factors(self.config, stem, stored.rows())?;
             self.add(Planned { factors, ..planned })?;
+            return Ok(true);
+        }
+        if arch == "kimi-linear"
+            && let Some(planned) = kimi::plan((layer, inner), full, stored, self.checkpoint)?
+        {
+            self.add(planned)?;
             return Ok(true);
         }
         if inner == "self_attn.sinks" {

@@ -22,8 +22,8 @@ pub(super) struct Planned {
     pub factors: Vec<(Range<usize>, f32)>,
     /// Whether all of it is rounded to three values: minus, zero and plus the mean of its magnitudes.
     pub ternary: bool,
-    /// Rows and columns that the file says a vector has.
-    pub shape: Option<[usize; 2]>,
+    /// The shape that the file says it has, outermost dimension first, where that is another.
+    pub shape: Vec<usize>,
 }
 
 /// Consecutive rows of one checkpoint tensor, or values computed from the configuration.
@@ -74,7 +74,7 @@ impl Planned {
             columns: None,
             factors: Vec::new(),
             ternary: false,
-            shape: None,
+            shape: Vec::new(),
         }
     }
 
@@ -114,7 +114,8 @@ impl Planned {
     pub fn dims(&self) -> Vec<u64> {
         let (cols, rows) = (self.cols as u64, self.rows() as u64);
         match (self.vector, self.stacked) {
-            (true, _) => self.shape.map_or_else(|| vec![cols], |[rows, cols]| vec![cols as u64, rows as u64]),
+            _ if !self.shape.is_empty() => self.shape.iter().rev().map(|size| *size as u64).collect(),
+            (true, _) => vec![cols],
             (false, 1) => vec![cols, rows],
             (false, n) => vec![cols, rows / n as u64, n as u64],
         }

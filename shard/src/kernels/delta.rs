@@ -14,6 +14,13 @@
 //!
 //! The result is `((o * (1 / sqrt(ss / value_dim + eps))) * weight) * silu(z)`.
 //!
+//! Where every channel `i` of a key has a decay `g_i` of its own (Kimi Linear, arXiv 2510.26692, section 3), the state fades first:
+//! 1. `m = fma(S_i * g_i, k_i, m)` from 0;
+//! 2. `d = (v - m) * b`;
+//! 3. `S_i = fma(d, k_i, S_i * g_i)`, and `o = fma(S_i, q_i, o)` from 0;
+//!
+//! and the result has `sigmoid(z)` in place of `silu(z)`.
+//!
 //! Lanes are channels and value dimensions, so nothing crosses them but `ss`. Rows are computed one after the other, always:
 //! solving for many rows at once would be other sums. So the bits do not depend on passes, threads or vector width.
 //!
@@ -55,6 +62,8 @@ pub struct DeltaShape {
     pub kernel: usize,
     /// Value head `h` has key head `h mod key_heads`; otherwise consecutive value heads share one.
     pub tiled: bool,
+    /// Every channel of a key has a decay of its own; otherwise every head has one.
+    pub by_channel: bool,
 }
 
 impl DeltaShape {
@@ -74,6 +83,11 @@ impl DeltaShape {
     /// Values of all heads of results.
     pub fn value_width(&self) -> usize {
         self.value_heads * self.value_dim
+    }
+
+    /// Decays of a row.
+    pub fn decays(&self) -> usize {
+        self.value_heads * if self.by_channel { self.key_dim } else { 1 }
     }
 
     /// Values of the states of all heads.
@@ -139,7 +153,7 @@ pub struct DeltaJob<'a> {
     pub inputs: &'a [f32],
     /// Gates of the result, `[n][value width]`.
     pub z: &'a [f32],
-    /// The factor on the state, `[n][value heads]`; see [`gates`].
+    /// The factor on the state, `[n][decays]`; see [`decays`].
     pub decay: &'a [f32],
     /// The strength of the correction, `[n][value heads]`.
     pub strength: &'a [f32],
@@ -213,28 +227,25 @@ unsafe fn unit_heads<S: Simd>(x: &mut [f32], dim: usize, factor: f32) {
     }
 }
 
-/// Decays and strengths of one row.
-struct Gates<'a> {
+/// Decays of one row.
+struct Decays<'a> {
     alpha: &'a mut [f32],
-    beta: &'a mut [f32],
     dt: &'a [f32],
     a: &'a [f32],
 }
 
-impl Kernel for Gates<'_> {
+impl Kernel for Decays<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let mut at = 0;
         while at < self.a.len() {
-            // SAFETY: the four have the same length (checked by the caller).
+            // SAFETY: the three have the same length (checked by the caller).
             unsafe {
                 let alpha = S::add(load_part::<S>(self.alpha, at, 0.0), load_part::<S>(self.dt, at, 0.0));
                 let steps = math::softplus_lanes::<S>(alpha);
                 let decay = math::exp_lanes::<S>(S::mul(load_part::<S>(self.a, at, 0.0), steps));
                 store_part::<S>(self.alpha, at, decay);
-                let beta = load_part::<S>(self.beta, at, 0.0);
-                store_part::<S>(self.beta, at, math::sigmoid_lanes::<S>(beta));
             }
             at += LANES;
         }
@@ -260,7 +271,7 @@ struct Head<'a> {
 
 impl Head<'_> {
     fn rows(&self) -> usize {
-        self.decay.len() / self.shape.value_heads
+        self.strength.len() / self.shape.value_heads
     }
 
     /// Where the result of `row` is.
@@ -274,7 +285,7 @@ impl Head<'_> {
     /// # Safety
     /// The instruction set of `S` is available; the columns are the head's; no other code touches its results.
     #[inline(always)]
-    unsafe fn columns<S: Simd, const N: usize>(&mut self, column: usize) {
+    unsafe fn columns<S: Simd, const N: usize, const BY_CHANNEL: bool>(&mut self, column: usize) {
         let shape = self.shape;
         let (key_dim, stride) = (shape.key_dim, shape.value_dim);
         let key_at = shape.key_head(self.index) * key_dim;
@@ -291,22 +302,30 @@ impl Head<'_> {
                 let input = &self.inputs[row * shape.channels()..][..shape.channels()];
                 let q = &input[key_at..][..key_dim];
                 let k = &input[shape.key_width() + key_at..][..key_dim];
-                let decay = S::splat(self.decay[row * shape.value_heads + self.index]);
+                let own = if BY_CHANNEL { key_dim } else { 1 };
+                let decays = &self.decay[row * shape.decays() + self.index * own..][..own];
+                let decay = S::splat(decays[0]);
                 let strength = S::splat(self.strength[row * shape.value_heads + self.index]);
                 let mut delta = [S::splat(0.0); N];
                 for (i, &k) in k.iter().enumerate() {
                     let (k, at) = (S::splat(k), from.add(i * stride));
                     for (j, sum) in delta.iter_mut().enumerate() {
-                        *sum = S::fma(S::load(at.add(LANES * j)), k, *sum);
+                        let mut state = S::load(at.add(LANES * j));
+                        if BY_CHANNEL {
+                            state = S::mul(state, S::splat(decays[i]));
+                        }
+                        *sum = S::fma(state, k, *sum);
                     }
                 }
                 for (j, delta) in delta.iter_mut().enumerate() {
                     let value = S::load(input[value_at + LANES * j..][..LANES].as_ptr());
-                    *delta = S::mul(S::sub(value, S::mul(*delta, decay)), strength);
+                    let known = if BY_CHANNEL { *delta } else { S::mul(*delta, decay) };
+                    *delta = S::mul(S::sub(value, known), strength);
                 }
                 let mut sums = [S::splat(0.0); N];
                 for (i, (&k, &q)) in k.iter().zip(q).enumerate() {
                     let (k, q) = (S::splat(k), S::splat(q));
+                    let decay = if BY_CHANNEL { S::splat(decays[i]) } else { decay };
                     let (from, to) = (from.add(i * stride), state.add(i * stride));
                     for (j, sum) in sums.iter_mut().enumerate() {
                         let kept = S::mul(S::load(from.add(LANES * j)), decay);
@@ -324,21 +343,38 @@ impl Head<'_> {
     }
 }
 
+impl Head<'_> {
+    /// All columns, all rows.
+    ///
+    /// # Safety
+    /// As for [`Head::columns`].
+    #[inline(always)]
+    unsafe fn recur<S: Simd, const BY_CHANNEL: bool>(&mut self) {
+        let (dim, mut column) = (self.shape.value_dim, 0);
+        // SAFETY: whole vectors of columns of the head.
+        unsafe {
+            while column + COLUMNS * LANES <= dim {
+                self.columns::<S, COLUMNS, BY_CHANNEL>(column);
+                column += COLUMNS * LANES;
+            }
+            while column < dim {
+                self.columns::<S, 1, BY_CHANNEL>(column);
+                column += LANES;
+            }
+        }
+    }
+}
+
 impl Kernel for Head<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
-        let dim = self.shape.value_dim;
-        // SAFETY: whole vectors of columns of the head; its results are this unit's alone.
+        let (dim, by_channel) = (self.shape.value_dim, self.shape.by_channel);
+        // SAFETY: the head's results are this unit's alone.
         unsafe {
-            let mut column = 0;
-            while column + COLUMNS * LANES <= dim {
-                self.columns::<S, COLUMNS>(column);
-                column += COLUMNS * LANES;
-            }
-            while column < dim {
-                self.columns::<S, 1>(column);
-                column += LANES;
+            match by_channel {
+                true => self.recur::<S, true>(),
+                false => self.recur::<S, false>(),
             }
             for row in 0..self.rows() {
                 let place = self.place(row);
@@ -348,7 +384,9 @@ impl Kernel for Head<'_> {
                 while at < dim {
                     let x = S::mul(load_part::<S>(out, at, 0.0), S::splat(inverse));
                     let x = S::mul(x, load_part::<S>(self.norm, at, 0.0));
-                    let gate = math::silu_lanes::<S>(load_part::<S>(z, at, 0.0));
+                    let z = load_part::<S>(z, at, 0.0);
+                    let gate =
+                        if by_channel { math::sigmoid_lanes::<S>(z) } else { math::silu_lanes::<S>(z) };
                     store_part::<S>(out, at, S::mul(x, gate));
                     at += LANES;
                 }
@@ -371,24 +409,23 @@ impl DeltaInputs<'_> {
     }
 }
 
-/// Decays and strengths of rows of `a.len()` heads, in place: `alpha = exp(a * softplus(alpha + dt))`,
-/// `beta = sigmoid(beta)`.
-pub fn gates(cpu: &Cpu, alpha: &mut [f32], beta: &mut [f32], dt: &[f32], a: &[f32]) {
-    let heads = a.len();
-    assert!(dt.len() == heads && alpha.len() == beta.len(), "operands of different lengths");
-    assert!(heads > 0 && alpha.len().is_multiple_of(heads), "{} are not rows of {heads}", alpha.len());
-    for (alpha, beta) in alpha.chunks_exact_mut(heads).zip(beta.chunks_exact_mut(heads)) {
-        cpu.run(Gates { alpha, beta, dt, a });
-    }
+/// The decays of rows of `a.len()`, in place: `alpha = exp(a * softplus(alpha + dt))`.
+pub fn decays(cpu: &Cpu, alpha: &mut [f32], dt: &[f32], a: &[f32]) {
+    let len = a.len();
+    assert_eq!(dt.len(), len, "operands of different lengths");
+    assert!(len > 0 && alpha.len().is_multiple_of(len), "{} are not rows of {len}", alpha.len());
+    cpu.divide(alpha, len, |_, alpha| {
+        alpha.chunks_exact_mut(len).for_each(|alpha| cpu.run(Decays { alpha, dt, a }));
+    });
 }
 
 impl DeltaJob<'_> {
     /// The recurrence over the rows of one session, its norm and gate; see the module.
     pub fn compute(self, cpu: &Cpu) {
         let Self { shape, inputs, z, decay, strength, before, state, norm, eps, out } = self;
-        let rows = decay.len() / shape.value_heads;
+        let rows = strength.len() / shape.value_heads;
         assert!(
-            decay.len() == rows * shape.value_heads && strength.len() == decay.len(),
+            strength.len() == rows * shape.value_heads && decay.len() == rows * shape.decays(),
             "gates of other rows"
         );
         assert_eq!(inputs.len(), rows * shape.channels(), "inputs of other rows");

@@ -167,6 +167,27 @@ impl Block {
         }
     }
 
+    /// A gated delta net with a decay for every channel of a key: q, k and v apart, decays and gates through narrow rows.
+    pub fn delta_net_by_channel(self, delta: &DeltaShape) -> Self {
+        let &DeltaShape { value_heads: heads, value_dim: dim, kernel, .. } = delta;
+        let (hidden, width) = (self.sizes.hidden, delta.value_width());
+        self.add("attn_q.weight", &[hidden, width])
+            .add("attn_k.weight", &[hidden, width])
+            .add("attn_v.weight", &[hidden, width])
+            .add("ssm_conv1d_q.weight", &[kernel, 1, width])
+            .add("ssm_conv1d_k.weight", &[kernel, 1, width])
+            .add("ssm_conv1d_v.weight", &[kernel, 1, width])
+            .add("ssm_f_a.weight", &[hidden, dim])
+            .add("ssm_f_b.weight", &[dim, width])
+            .add("ssm_dt.bias", &[width])
+            .add("ssm_a", &[1, heads])
+            .add("ssm_beta.weight", &[hidden, heads])
+            .add("ssm_g_a.weight", &[hidden, dim])
+            .add("ssm_g_b.weight", &[dim, width])
+            .add("ssm_norm.weight", &[dim])
+            .add("attn_output.weight", &[width, hidden])
+    }
+
     /// A Mamba2 layer, with or without a norm of what it gives.
     pub fn mamba2(mut self, mamba: &Mamba2Shape, norm: Need) -> Self {
         let &Mamba2Shape { heads, groups, kernel, .. } = mamba;

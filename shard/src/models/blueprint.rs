@@ -151,7 +151,7 @@ impl Attention {
     pub fn rope(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) | Self::Beside(softmax, _) => softmax.rope,
-            Self::Latent(latent) => Some(latent.rope),
+            Self::Latent(latent) => latent.rope,
             _ => None,
         }
     }
@@ -191,11 +191,11 @@ impl Attention {
 /// heads are never made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latent {
-    /// Index into [`Blueprint::ropes`].
-    pub rope: usize,
+    /// Index into [`Blueprint::ropes`]; `None` leaves queries and keys unrotated.
+    pub rope: Option<usize>,
     /// Width of the latent.
     pub rank: usize,
-    /// Elements of a query and of the shared key that rotate.
+    /// Elements of a query and of the shared key that rotate, if any do.
     pub rotated: usize,
     /// Elements of a head's query that do not rotate and stand in front of those that do.
     pub plain: usize,
@@ -205,6 +205,8 @@ pub struct Latent {
     pub query_rank: Option<usize>,
     /// Factor on q.k.
     pub scale: f32,
+    /// Added to the mean square of a latent, and of a narrow row, in their norms.
+    pub eps: f32,
 }
 
 impl Latent {

@@ -35,7 +35,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
     let experts = match reader.size_opt("expert_count", limits::EXPERTS)? {
         None => None,
-        Some(_) => Some(experts(reader, &sizes)?),
+        Some(_) => Some(experts(reader, &sizes, Router::Softmax, false)?),
     };
     let leading = reader.size_opt("leading_dense_block_count", sizes.layers)?.unwrap_or(0);
     let layers = layers(sizes.layers, |index| {
@@ -52,26 +52,34 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     Ok(reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))
 }
 
-fn experts(reader: &Reader<'_>, sizes: &Sizes) -> Result<Experts> {
-    let experts = reader.experts(sizes, false, None)?;
+/// Experts in groups beside shared ones; router and renormalization are what the family does unless told.
+pub(super) fn experts(
+    reader: &Reader<'_>,
+    sizes: &Sizes,
+    router: Router,
+    renormalize: bool,
+) -> Result<Experts> {
+    let experts = reader.experts(sizes, renormalize, None)?;
     let shared = reader.size_opt("expert_shared_count", limits::EXPERTS)?.map(|n| n * experts.width);
-    let router = reader.router(Router::Softmax)?;
+    let router = reader.router(router)?;
     let best = if router == Router::Sigmoid { 2 } else { 1 };
     let groups = reader.groups(experts.count)?.map(|groups| Groups { best, ..groups });
     Ok(Experts { router, groups, shared, shared_gate: false, ..experts })
 }
 
-fn shape(reader: &Reader<'_>, sizes: &Sizes, rotated: usize) -> Result<Latent> {
+/// The latent of keys of which `rotated` elements rotate.
+pub(super) fn shape(reader: &Reader<'_>, sizes: &Sizes, rotated: usize) -> Result<Latent> {
     let rank = reader.size("attention.kv_lora_rank", limits::HEAD_DIM)?;
     let query_rank = reader.size_opt("attention.q_lora_rank", limits::HIDDEN)?;
     let (Some(query), Some(value)) = (
         reader.size_opt("attention.key_length_mla", limits::HEAD_DIM)?,
         reader.size_opt("attention.value_length_mla", limits::HEAD_DIM)?,
     ) else {
-        return Err(Error::unsupported(
-            "deepseek2 without attention.key_length_mla: keys and values of all heads in one matrix; convert the \
-             checkpoint again with a newer converter",
-        ));
+        return Err(Error::unsupported(format!(
+            "a model without {}: keys and values of all heads in one matrix; convert the checkpoint again with a newer \
+             converter",
+            reader.name("attention.key_length_mla")
+        )));
     };
     let malformed = |name: &str, why: String| Err(Error::malformed(reader.name(name), why));
     if sizes.kv_heads != 1 || sizes.head_dim != rank + rotated {
@@ -88,5 +96,6 @@ fn shape(reader: &Reader<'_>, sizes: &Sizes, rotated: usize) -> Result<Latent> {
         return malformed("attention.key_length_mla", "is too wide for so many heads".into());
     }
     let scale = 1.0 / (query as f32).sqrt();
-    Ok(Latent { rope: 0, rank, rotated, plain: query - rotated, value, query_rank, scale })
+    let eps = reader.norm(NormKind::Rms)?.eps;
+    Ok(Latent { rope: Some(0), rank, rotated, plain: query - rotated, value, query_rank, scale, eps })
 }

@@ -103,5 +103,5 @@ fn shape(reader: &Reader<'_>, tiled: bool) -> Result<DeltaShape> {
         let why = format!("{key_dim} with {inner} values, the limit is {} in all", limits::STATE);
         return Err(Error::malformed(key("ssm.state_size"), why));
     }
-    Ok(DeltaShape { key_heads, value_heads, key_dim, value_dim, kernel, tiled })
+    Ok(DeltaShape { key_heads, value_heads, key_dim, value_dim, kernel, tiled, by_channel: false })
 }

@@ -11,9 +11,17 @@ pub(super) const KERNEL: usize = 16;
 
 /// The sizes of a model that lists key heads for each layer, and the list: layers of none do not attend.
 pub(super) fn sizes(reader: &Reader<'_>) -> Result<(Sizes, Vec<usize>)> {
+    listed(reader, reader.sizes_varying()?)
+}
+
+/// As [`sizes`], of heads whose values may have another width than their keys.
+pub(super) fn sizes_of_keys(reader: &Reader<'_>) -> Result<(Sizes, Vec<usize>)> {
+    listed(reader, reader.sizes_of_varying_keys()?)
+}
+
+fn listed(reader: &Reader<'_>, sizes: Sizes) -> Result<(Sizes, Vec<usize>)> {
     let key = "attention.head_count_kv";
     let mut kv_heads = reader.each_or_none(key, limits::HEADS)?;
-    let sizes = reader.sizes_varying()?;
     if kv_heads.len() < sizes.layers {
         return Err(Error::malformed(reader.name(key), "has fewer entries than there are layers"));
     }

@@ -37,6 +37,7 @@ mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod hybrid;
+mod kimi_linear;
 mod lfm2;
 pub mod limits;
 mod llama;
@@ -271,6 +272,12 @@ pub static ALL: &[Architecture] = &[
         covers: "DeepSeek V2, V2.5, V3, V3.1, R1, Kimi K2, Moonlight",
         configurations: "DeepseekV2Config, DeepseekV3Config",
         read: deepseek2::read,
+    },
+    Architecture {
+        name: "kimi-linear",
+        covers: "Kimi Linear 48B-A3B",
+        configurations: "KimiLinearConfig",
+        read: kimi_linear::read,
     },
     Architecture {
         name: "llama4",

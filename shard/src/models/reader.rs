@@ -295,6 +295,11 @@ impl<'g> Reader<'g> {
         self.sizes_of_heads(true, Self::first)
     }
 
+    /// As [`Reader::sizes_varying`], of heads whose values may have another width.
+    pub fn sizes_of_varying_keys(&self) -> Result<Sizes> {
+        self.sizes_of_heads(false, Self::first)
+    }
+
     fn sizes_of_heads(
         &self,
         equal: bool,

@@ -178,6 +178,7 @@ pub static SHAPES: &[(&str, Shape)] = &[
                     value_dim: 128,
                     kernel: 4,
                     tiled: false,
+                    by_channel: false,
                 },
             },
             experts: Some((32, 10)),

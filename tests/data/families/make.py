@@ -21,6 +21,7 @@ import gemma3n
 import gemma4
 import hf_dir
 import hybrid
+import kimi
 import mamba
 import mapping
 import spec
@@ -62,6 +63,8 @@ def draw(family, name, shape, rng):
         return normal(0.5)
     if family.arch in ("gemma3n", "gemma4"):
         own = {"gemma3n": gemma3n, "gemma4": gemma4}[family.arch].draw(inner, shape, rng)
+    elif family.arch == "kimi-linear":
+        own = kimi.draw(inner, shape, rng, family.residual)
     else:
         own = hybrid.draw(inner, shape, rng, family.residual)
     if own is None and family.arch in mamba.ARCHS:

@@ -15,6 +15,7 @@ import torch
 import gemma3n
 import gemma4
 import hybrid
+import kimi
 import mamba
 import spec
 import vocab as vocabulary
@@ -109,7 +110,7 @@ def permute(weight, heads):
 def tensors(family, state):
     """Yields (GGUF name, float32 array) for a transformers state dict, tied heads left out."""
     config, arch = family.config, family.arch
-    names = LAYER | NORMS.get(arch, PLAIN_NORMS)
+    names = LAYER | NORMS.get(arch, PLAIN_NORMS) | (kimi.NAMES if arch == "kimi-linear" else {})
     for full, value in state.items():
         array = value.to(torch.float32).numpy()
         if arch == "falcon-h1":
@@ -154,6 +155,9 @@ def tensors(family, state):
                 half = array.shape[1] // 2
                 yield f"{block}.ffn_gate_exps.weight", array[:, :half]
                 yield f"{block}.ffn_up_exps.weight", array[:, half:]
+        elif arch == "kimi-linear" and (parts := list(kimi.tensors(config, full.split(".", 3)[-1], array))):
+            for name, part in parts:
+                yield f"blk.{stem.split('.')[1]}.{name}", part
         elif inner == "self_attn.kv_b_proj.weight":
             # for each head the rows of its keys, transposed, and those of its values
             heads = array.reshape(config.num_attention_heads, -1, array.shape[-1])
@@ -235,7 +239,7 @@ def llama3_factors(head_dim, rope):
 
 def rope_metadata(writer, family, head_dim):
     config, arch = family.config, family.arch
-    if arch in ("gemma2", "gemma3n", "gemma4"):
+    if arch in ("gemma2", "gemma3n", "gemma4", "kimi-linear"):
         return
     if arch.startswith("nemotron_h"):
         writer.add_rope_dimension_count(head_dim)
@@ -308,6 +312,8 @@ def metadata(writer, family, head_dim):
         mamba.nemotron(writer, config)
     elif arch == "falcon-h1":
         mamba.falcon(writer, config)
+    elif arch == "kimi-linear":
+        kimi.metadata(writer, config)
     elif arch != "gemma4":
         writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
     if arch == "llama":
@@ -318,7 +324,7 @@ def metadata(writer, family, head_dim):
         writer.add_layer_norm_rms_eps(config.norm_eps if arch.startswith("lfm2") else config.rms_norm_eps)
     if arch == "deepseek2":
         latent_metadata(writer, config)
-    elif arch != "gemma4" and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "gemma3n", "qwen3", "glm4")):
+    elif arch not in ("gemma4", "kimi-linear") and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "gemma3n", "qwen3", "glm4")):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":

@@ -63,6 +63,7 @@ SEEDS = {
     "deepseek_v2": 2,
     "deepseek_v3": 0,
     "llama4": 1,
+    "kimi_linear": 5,
     "lfm2": 0,
     "lfm2moe": 5,
     "gemma3n": 4,
@@ -89,7 +90,7 @@ class Family:
 
 
 # families whose directory is as transformers writes it
-SAVED = {"gemma3n", "glm4moe", "granitehybrid_moe", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
+SAVED = {"gemma3n", "glm4moe", "granitehybrid_moe", "kimi_linear", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
 
 
 def yarn(theta, factor, original):
@@ -206,6 +207,11 @@ def families():
                      attention_in_multiplier=2.0, attention_out_multiplier=0.5, ssm_in_multiplier=0.5, ssm_out_multiplier=2.0,
                      mlp_multipliers=[0.5, 2.0], ssm_multipliers=[2.0, 1.0, 0.25, 0.5, 1.0], head_dim=32,
                      bos_token_id=None, eos_token_id=None)
+    kimi = base(327, 64, 4, 4, 96, 5, 1e-5, False, None, **latent(None, 40, 24, 8, 32), num_local_experts=6, num_experts_per_tok=3,
+                moe_intermediate_size=32, n_shared_experts=1, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.0,
+                linear_head_dim=16, linear_num_heads=4, linear_conv_kernel_dim=4, bos_token_id=None, eos_token_id=None,
+                layer_types=["full_attention" if kind == "*" else "linear_attention" for kind in "KK*K*"])
+    del kimi["rope_parameters"]
     kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
     quarter = default_rope(1e7) | {"partial_rotary_factor": 0.25}
     qwen35moe = base(333, 64, 2, 1, 0, 4, 1e-6, False, quarter, head_dim=64, num_experts=8, num_experts_per_tok=2,
@@ -339,6 +345,7 @@ def families():
                tf.DeepseekV3Config(**base(321, 64, 4, 4, 96, 3, 1e-6, False, latent_yarn(1.0), **latent(48, 40, 24, 8, 32),
                                           **groups, norm_topk_prob=True, n_shared_experts=1, routed_scaling_factor=2.5,
                                           num_mtp_layers=0)), hf="bf16", hf_style="v5"),
+        Family("kimi_linear", "kimi-linear", tf.KimiLinearForCausalLM, tf.KimiLinearConfig(**kimi)),
         Family("lfm2", "lfm2", tf.Lfm2ForCausalLM, tf.Lfm2Config(**lfm2)),
         Family("lfm2moe", "lfm2moe", tf.Lfm2MoeForCausalLM, tf.Lfm2MoeConfig(**lfm2_moe)),
         Family("llama4", "llama4", tf.Llama4ForCausalLM,

@@ -111,23 +111,27 @@ pub(super) struct Hybrid {
     pub inputs: Vec<f32>,
     /// The gate of the result, `[rows][mixed width]`.
     pub gate: Vec<f32>,
-    /// Decays, `[rows][value heads]`.
+    /// Decays, `[rows][value heads]`, or as many for each head as a key has channels.
     pub alpha: Vec<f32>,
     /// Strengths or steps, `[rows][value heads]`.
     pub beta: Vec<f32>,
+    /// Rows that decays and gates are made of, `[rows][head width]`.
+    pub narrow: Vec<f32>,
 }
 
 impl Hybrid {
     /// For passes of `rows` rows through layers that mix positions as `held` says.
     fn new(held: &[Layer], (heads, q_width): (usize, usize), rows: usize) -> Self {
         let latent = Narrow::new(held, heads, rows);
-        let (mut channels, mut gate, mut heads) = (0, 0, 0);
+        let (mut channels, mut gate, mut heads, mut decays, mut narrow) = (0, 0, 0, 0, 0);
         for layer in held {
             match layer.attention {
                 Attention::DeltaNet(delta) => {
                     channels = channels.max(delta.channels());
                     gate = gate.max(delta.value_width());
                     heads = heads.max(delta.value_heads);
+                    decays = decays.max(delta.decays());
+                    narrow = narrow.max(if delta.by_channel { delta.value_dim } else { 0 });
                 }
                 Attention::Mamba2(mamba) | Attention::Beside(_, mamba) => {
                     channels = channels.max(mamba.channels());
@@ -145,8 +149,9 @@ impl Hybrid {
             projected: buffer(channels),
             inputs: buffer(channels),
             gate: buffer(gate),
-            alpha: buffer(heads),
+            alpha: buffer(decays.max(heads)),
             beta: buffer(heads),
+            narrow: buffer(narrow),
         }
     }
 }
@@ -319,11 +324,13 @@ impl Buffers for CpuBuffers {
         let latent = &hybrid.latent;
         let own = [&self.x, &self.h, &self.y, &self.attended, &self.logits, &heads.q, &heads.k, &heads.v];
         let latents = [&latent.narrow, &latent.queries, &latent.made, &latent.from, &latent.to, &latent.seen];
-        let hybrids = [&hybrid.projected, &hybrid.inputs, &hybrid.gate, &hybrid.alpha, &hybrid.beta];
+        let Hybrid { projected, inputs, gate, alpha, beta, narrow, .. } = hybrid;
+        let hybrids = [projected, inputs, gate, alpha, beta, narrow];
         let inners = [&inner.gate, &inner.up, &per_layer.rows];
         let routed = [&routing.scores, &routing.gathered, &routing.output, &routing.shared, &routing.beside];
-        let narrow = [&routing.narrow, &routing.mixed];
-        let all = own.into_iter().chain(latents).chain(hybrids).chain(inners).chain(routed).chain(narrow);
+        let latent_experts = [&routing.narrow, &routing.mixed];
+        let all =
+            own.into_iter().chain(latents).chain(hybrids).chain(inners).chain(routed).chain(latent_experts);
         let all = all.chain(per_layer.streams.buffers());
         all.chain(&heads.tables).map(|buffer| size_of_val(buffer.as_slice())).sum()
     }

@@ -12,7 +12,7 @@ use super::{
     forward::{Look, OWN, Place, keep_rows, keep_wanted},
     load::Linear,
     network::product,
-    recurrent::{DeltaWeights, Mamba2Weights},
+    recurrent::{DeltaWeights, Mamba2Weights, Projections},
     weights::{BesideWeights, LatentWeights},
 };
 use crate::{
@@ -40,16 +40,46 @@ impl Shard {
         let buffers = &mut ws.hybrid;
         let projected = &mut buffers.projected[..rows * channels];
         let z = &mut buffers.gate[..rows * width];
-        let alpha = &mut buffers.alpha[..rows * heads];
+        let decays = shape.decays();
+        let alpha = &mut buffers.alpha[..rows * decays];
         let beta = &mut buffers.beta[..rows * heads];
-        let targets = [
-            (&weights.qkv, &mut *projected),
-            (&weights.z, &mut *z),
-            (&weights.beta, &mut *beta),
-            (&weights.alpha, &mut *alpha),
-        ];
-        product(cpu, &mut ws.scratch, h, rows, targets);
-        delta::gates(cpu, alpha, beta, &weights.dt, &weights.a);
+        match (&weights.qkv, &weights.z.narrow, &weights.alpha.narrow) {
+            (Projections::One(all), None, None) => {
+                let targets = [
+                    (all, &mut *projected),
+                    (&weights.z.matrix, &mut *z),
+                    (&weights.beta, &mut *beta),
+                    (&weights.alpha.matrix, &mut *alpha),
+                ];
+                product(cpu, &mut ws.scratch, h, rows, targets);
+            }
+            (Projections::Apart(parts), Some(gates), Some(fades)) => {
+                // The rows of q, of k and of v, and then row by row of all three.
+                let (q, rest) = buffers.inputs[..rows * channels].split_at_mut(rows * shape.key_width());
+                let (k, v) = rest.split_at_mut(rows * shape.key_width());
+                let [to_q, to_k, to_v] = &**parts;
+                let targets =
+                    [(to_q, &mut *q), (to_k, &mut *k), (to_v, &mut *v), (&weights.beta, &mut *beta)];
+                product(cpu, &mut ws.scratch, h, rows, targets);
+                for (row, all) in projected.chunks_exact_mut(channels).enumerate() {
+                    let mut at = 0;
+                    for (part, wide) in [(&*q, shape.key_width()), (&*k, shape.key_width()), (&*v, width)] {
+                        all[at..at + wide].copy_from_slice(&part[row * wide..][..wide]);
+                        at += wide;
+                    }
+                }
+                for (narrow, matrix, out) in
+                    [(gates, &weights.z.matrix, &mut *z), (fades, &weights.alpha.matrix, &mut *alpha)]
+                {
+                    let inner = &mut buffers.narrow[..rows * narrow.matrix.rows()];
+                    product(cpu, &mut ws.scratch, h, rows, [(narrow, &mut *inner)]);
+                    product(cpu, &mut ws.scratch, inner, rows, [(matrix, out)]);
+                }
+            }
+            _ => unreachable!("weights are loaded as the shape says"),
+        }
+        delta::decays(cpu, alpha, &weights.dt, &weights.a);
+        cpu.sigmoid(beta);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
             let first = span.first;
@@ -70,7 +100,7 @@ impl Shard {
                     shape,
                     inputs: &inputs[rows.start * channels..rows.end * channels],
                     z: &z[here(width)],
-                    decay: &alpha[here(heads)],
+                    decay: &alpha[here(decays)],
                     strength: &beta[here(heads)],
                     before: (rows.start == 0).then_some(before),
                     state: matrices,
@@ -217,7 +247,7 @@ impl Shard {
         last: bool,
     ) -> usize {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
-        let (heads, eps, shape) = (blueprint.heads, blueprint.norm.eps, spec.shape());
+        let (heads, eps, shape) = (blueprint.heads, spec.eps, spec.shape());
         let mut buffers = mem::take(&mut ws.hybrid.latent);
         let scratch = &mut ws.scratch;
         let h = &ws.h[..rows * blueprint.hidden];
@@ -243,10 +273,12 @@ impl Shard {
         for (query, q) in queries.chunks_exact(spec.query()).zip(q.chunks_exact_mut(shape.head_dim)) {
             q[..spec.rotated].copy_from_slice(&query[spec.plain..]);
         }
-        let rope = &blueprint.ropes[spec.rope];
-        let table = &ws.heads.tables[spec.rope][..rows * rope.dims];
-        for (x, heads) in [(&mut *q, heads), (&mut *k, 1)] {
-            cpu.rope(x, heads * shape.head_dim, heads, shape.head_dim, rope.dims, rope.pairing, table);
+        if let Some(index) = spec.rope {
+            let rope = &blueprint.ropes[index];
+            let table = &ws.heads.tables[index][..rows * rope.dims];
+            for (x, heads) in [(&mut *q, heads), (&mut *k, 1)] {
+                cpu.rope(x, heads * shape.head_dim, heads, shape.head_dim, rope.dims, rope.pairing, table);
+            }
         }
         let mut turn = Turn { cpu, scratch, from: &mut buffers.from, to: &mut buffers.to, rows };
         for (head, matrix) in weights.keys.iter().enumerate() {

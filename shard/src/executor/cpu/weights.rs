@@ -234,9 +234,7 @@ impl LayerWeights {
     pub fn resident_bytes(&self) -> usize {
         let mixer: usize = match &self.mixer {
             Mixer::Softmax(w) => w.resident_bytes(),
-            Mixer::DeltaNet(w) => {
-                [&w.qkv, &w.z, &w.beta, &w.alpha].into_iter().map(Linear::resident_bytes).sum()
-            }
+            Mixer::DeltaNet(w) => w.resident_bytes(),
             Mixer::Mamba2(w) => w.resident_bytes(),
             Mixer::Beside(w) => {
                 w.softmax.resident_bytes() + w.mamba.resident_bytes() + w.out.resident_bytes()
@@ -343,6 +341,7 @@ impl Loader<'_> {
         let (out, after) = (
             match layer.attention {
                 Attention::None => None,
+                Attention::DeltaNet(delta) if delta.by_channel => Some("attn_output"),
                 Attention::DeltaNet(_) | Attention::Mamba2(_) => Some("ssm_out"),
                 Attention::ShortConv(_) => Some("shortconv.out_proj"),
                 _ => Some("attn_output"),

@@ -15,9 +15,17 @@ impl Model {
     pub(super) fn delta_net(&self, rows: &mut Rows, index: usize, shape: DeltaShape, h: &[f32]) -> Vec<f32> {
         let linear = |name: &str| self.linear(&layer_name(index, name), h);
         let stored = |name: &str| &self.tensors[&layer_name(index, name)].values;
-        let (projected, z) = (linear("attn_qkv"), linear("attn_gate"));
+        let through = |narrow: &str, name: &str| self.linear(&layer_name(index, name), &linear(narrow));
+        let (projected, z) = match shape.by_channel {
+            true => {
+                let parts = ["attn_q", "attn_k", "attn_v"].map(linear);
+                (parts.concat(), through("ssm_g_a", "ssm_g_b"))
+            }
+            false => (linear("attn_qkv"), linear("attn_gate")),
+        };
         let shared = shape.value_heads / shape.key_heads;
         let (beta, alpha) = match self.tensors.contains_key(&layer_name(index, "ssm_ba.weight")) {
+            false if shape.by_channel => (linear("ssm_beta"), through("ssm_f_a", "ssm_f_b")),
             false => (linear("ssm_beta"), linear("ssm_alpha")),
             true => {
                 // For each key head, beta of its value heads and then alpha.
@@ -29,7 +37,13 @@ impl Model {
         };
         let mut state = rows.values.last().cloned().unwrap_or_else(|| vec![0.0; shape.state_len()]);
         let (matrices, columns) = state.split_at_mut(shape.key_dim * shape.value_heads * shape.value_dim);
-        let convolved = convolve(stored("ssm_conv1d.weight"), columns, &projected);
+        let taps = match shape.by_channel {
+            true => ["ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight"]
+                .map(|part| &stored(part)[..])
+                .concat(),
+            false => stored("ssm_conv1d.weight").clone(),
+        };
+        let convolved = convolve(&taps, columns, &projected);
         columns.rotate_left(projected.len().min(columns.len()));
         let newest = columns.len().saturating_sub(projected.len());
         columns[newest..].iter_mut().zip(&projected).for_each(|(column, x)| *column = *x);
@@ -40,12 +54,17 @@ impl Model {
             let key_head = if shape.tiled { head % shape.key_heads } else { head / shared };
             let key = key_head * shape.key_dim..(key_head + 1) * shape.key_dim;
             let (q, k) = (unit(&q[key.clone()]), unit(&k[key]));
-            let step = alpha[head] + stored("ssm_dt.bias")[head];
-            let softplus = if step > 20.0 { step } else { step.exp().ln_1p() };
-            let decay = (stored("ssm_a")[head] * softplus).exp();
+            let decay = |at: usize| {
+                let step = alpha[at] + stored("ssm_dt.bias")[at];
+                let softplus = if step > 20.0 { step } else { step.exp().ln_1p() };
+                (stored("ssm_a")[head] * softplus).exp()
+            };
             let matrix =
                 &mut matrices[head * shape.key_dim * shape.value_dim..][..shape.key_dim * shape.value_dim];
-            matrix.iter_mut().for_each(|value| *value *= decay);
+            for (channel, row) in matrix.chunks_exact_mut(shape.value_dim).enumerate() {
+                let decay = decay(if shape.by_channel { head * shape.key_dim + channel } else { head });
+                row.iter_mut().for_each(|value| *value *= decay);
+            }
             let read = |matrix: &[f32], key: &[f32], column: usize| -> f32 {
                 matrix.chunks_exact(shape.value_dim).zip(key).map(|(row, key)| row[column] * key).sum()
             };
@@ -65,11 +84,13 @@ impl Model {
             let root = (square + self.blueprint.norm.eps).sqrt();
             let gates = &z[out.len()..];
             let weights = stored("ssm_norm.weight");
-            out.extend(result.iter().zip(weights).zip(gates).map(|((x, w), z)| x / root * w * silu(*z)));
+            let gate = if shape.by_channel { sigmoid } else { silu };
+            out.extend(result.iter().zip(weights).zip(gates).map(|((x, w), z)| x / root * w * gate(*z)));
         }
         rows.keys.push(Vec::new());
         rows.values.push(state);
-        self.linear(&layer_name(index, "ssm_out"), &out)
+        let name = if shape.by_channel { "attn_output" } else { "ssm_out" };
+        self.linear(&layer_name(index, name), &out)
     }
 }
 

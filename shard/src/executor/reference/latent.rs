@@ -18,7 +18,9 @@ impl Model {
         };
         let made = self.linear(&name("attn_kv_a_mqa"), h);
         let mut key = made[rank..].to_vec();
-        self.rotate(&mut key, latent.rope, position);
+        if let Some(rope) = latent.rope {
+            self.rotate(&mut key, rope, position);
+        }
         let mut own = made[..rank].to_vec();
         self.norm_after(&name("attn_kv_a_norm.weight"), &mut own);
         key.extend(own);
@@ -27,7 +29,9 @@ impl Model {
         let mut out = Vec::new();
         for (head, query) in queries.chunks_exact(plain + rotated).enumerate() {
             let mut q = query[plain..].to_vec();
-            self.rotate(&mut q, latent.rope, position);
+            if let Some(rope) = latent.rope {
+                self.rotate(&mut q, rope, position);
+            }
             q.extend(self.product(self.slice(&name("attn_k_b.weight"), head * rank, rank), &query[..plain]));
             let scores: Vec<f32> = rows
                 .keys

@@ -1,11 +1,23 @@
 use super::*;
 use crate::kernels::vector::tests::{assert_same, noise, on_every_cpu, tree};
 
-const SHAPES: [DeltaShape; 4] = [
-    DeltaShape { key_heads: 2, value_heads: 6, key_dim: 5, value_dim: 16, kernel: 4, tiled: false },
-    DeltaShape { key_heads: 2, value_heads: 6, key_dim: 21, value_dim: 80, kernel: 2, tiled: true },
-    DeltaShape { key_heads: 1, value_heads: 1, key_dim: 33, value_dim: 48, kernel: 1, tiled: true },
-    DeltaShape { key_heads: 4, value_heads: 8, key_dim: 64, value_dim: 64, kernel: 4, tiled: false },
+const PLAIN: DeltaShape = DeltaShape {
+    key_heads: 2,
+    value_heads: 6,
+    key_dim: 5,
+    value_dim: 16,
+    kernel: 4,
+    tiled: false,
+    by_channel: false,
+};
+
+const SHAPES: [DeltaShape; 6] = [
+    PLAIN,
+    DeltaShape { key_dim: 21, value_dim: 80, kernel: 2, tiled: true, ..PLAIN },
+    DeltaShape { key_heads: 1, value_heads: 1, key_dim: 33, value_dim: 48, kernel: 1, tiled: true, ..PLAIN },
+    DeltaShape { key_heads: 4, value_heads: 8, key_dim: 64, value_dim: 64, ..PLAIN },
+    DeltaShape { by_channel: true, ..PLAIN },
+    DeltaShape { key_heads: 3, value_heads: 3, key_dim: 80, value_dim: 80, by_channel: true, ..PLAIN },
 ];
 
 /// What a pass of `rows` rows reads.
@@ -34,10 +46,10 @@ impl Case {
             projected: noise(1, rows * shape.channels(), 3.0),
             taps: noise(2, shape.kernel * shape.channels(), 1.0),
             z: noise(3, rows * shape.value_width(), 2.0),
-            alpha: noise(4, rows * heads, 4.0),
+            alpha: noise(4, rows * shape.decays(), 4.0),
             beta: noise(5, rows * heads, 4.0),
-            a: noise(6, heads, 1.0).iter().map(|a| -a.abs()).collect(),
-            dt: noise(7, heads, 1.0),
+            a: noise(6, shape.decays(), 1.0).iter().map(|a| -a.abs()).collect(),
+            dt: noise(7, shape.decays(), 1.0),
             norm: noise(8, shape.value_dim, 1.5),
             start: noise(9, shape.state_len(), 1.0),
         }
@@ -57,8 +69,10 @@ impl Case {
             let taps = &self.taps;
             let job = DeltaInputs { shape, projected, before: before_columns, taps, out: &mut inputs };
             job.compute(cpu);
-            let (mut decay, mut strength) = (self.alpha[of(heads)].to_vec(), self.beta[of(heads)].to_vec());
-            gates(cpu, &mut decay, &mut strength, &self.dt, &self.a);
+            let mut decay = self.alpha[of(shape.decays())].to_vec();
+            let mut strength = self.beta[of(heads)].to_vec();
+            decays(cpu, &mut decay, &self.dt, &self.a);
+            cpu.sigmoid(&mut strength);
             let mut next = vec![0.0; state.len()];
             let (matrices, columns) = next.split_at_mut(before.len());
             shape.keep_columns(before_columns, projected, rows.len(), columns);
@@ -109,18 +123,23 @@ impl Case {
                 let key = shape.key_head(head) * shape.key_dim..(shape.key_head(head) + 1) * shape.key_dim;
                 let root = 1.0 / (shape.key_dim as f32).sqrt();
                 let (q, k) = (unit(&q[key.clone()], root), unit(&k[key], 1.0));
-                let at = row * shape.value_heads + head;
-                let steps = math::softplus_f32(self.alpha[at] + self.dt[head]);
-                let decay = math::exp_f32(self.a[head] * steps);
-                let strength = math::sigmoid_f32(self.beta[at]);
+                let decay = |i: usize| {
+                    let at = if shape.by_channel { head * shape.key_dim + i } else { head };
+                    let alpha = self.alpha[row * shape.decays() + at];
+                    math::exp_f32(self.a[at] * math::softplus_f32(alpha + self.dt[at]))
+                };
+                let strength = math::sigmoid_f32(self.beta[row * shape.value_heads + head]);
                 let mut result = Vec::new();
                 for column in 0..shape.value_dim {
                     let place = |i: usize| (head * shape.key_dim + i) * shape.value_dim + column;
-                    let m = (0..shape.key_dim).fold(0.0f32, |m, i| states[place(i)].mul_add(k[i], m));
-                    let d = (v[head * shape.value_dim + column] - m * decay) * strength;
+                    let value = v[head * shape.value_dim + column];
+                    let fades = |i: usize| if shape.by_channel { decay(i) } else { 1.0 };
+                    let answers = |m: f32, i: usize| (states[place(i)] * fades(i)).mul_add(k[i], m);
+                    let m = (0..shape.key_dim).fold(0.0f32, answers);
+                    let d = if shape.by_channel { value - m } else { value - m * decay(0) } * strength;
                     let mut o = 0.0f32;
                     for i in 0..shape.key_dim {
-                        let next = d.mul_add(k[i], states[place(i)] * decay);
+                        let next = d.mul_add(k[i], states[place(i)] * decay(i));
                         states[place(i)] = next;
                         o = next.mul_add(q[i], o);
                     }
@@ -128,13 +147,10 @@ impl Case {
                 }
                 let inverse = 1.0 / (squares(&result) / shape.value_dim as f32 + NORM_EPS).sqrt();
                 let z = &self.z[row * width + head * shape.value_dim..];
-                all.extend(
-                    result
-                        .iter()
-                        .zip(&self.norm)
-                        .zip(z)
-                        .map(|((o, w), z)| ((o * inverse) * w) * math::silu_f32(*z)),
-                );
+                all.extend(result.iter().zip(&self.norm).zip(z).map(|((o, w), z)| {
+                    let gate = if shape.by_channel { math::sigmoid_f32 } else { math::silu_f32 };
+                    ((o * inverse) * w) * gate(*z)
+                }));
             }
         }
         state = &seen[seen.len() - columns.len()..];
@@ -173,8 +189,7 @@ fn every_instruction_set_equals_the_twin() {
 
 #[test]
 fn a_state_answers_a_key_with_its_value() {
-    let shape =
-        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 4, value_dim: 16, kernel: 1, tiled: false };
+    let shape = DeltaShape { key_heads: 1, value_heads: 1, key_dim: 4, kernel: 1, ..PLAIN };
     let cpu = Cpu::new(crate::kernels::Isa::detect(), crate::kernels::threads::Pool::new(1, false));
     // The key and the query are the same unit vector, twice; at full strength the second value replaces the first.
     let mut inputs = vec![0.0; 2 * shape.channels()];
