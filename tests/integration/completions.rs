@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{
-    http,
+    data, http,
     node::{Node, PATIENCE},
 };
 use serde_json::{Value, json};
@@ -195,4 +195,64 @@ fn documents_are_ranked_through_a_swarm_as_on_one_machine() {
     }
     let refused = patiently(&asks, "/v1/embeddings", &json!({"input": "the"}));
     assert!(refused.status == 400 && refused.body.to_string().contains("ranks"), "{refused:?}");
+}
+
+/// A node asks a peer for vectors and scores by models that it does not hold, where it may send the texts themselves: they have the bits
+/// that one machine gives them.
+#[test]
+fn texts_are_pooled_by_a_peer_that_holds_the_model() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let (ranks, _) = ranking_decoder(folder.path());
+    let (ranks, embeds) = (ranks.to_str().unwrap(), data("families/qwen3.gguf"));
+    let embeds = embeds.to_str().unwrap();
+    let asks = Node::start(&home("a"), &["--api", "127.0.0.1:0"]);
+    let _b = Node::start(&home("b"), &["--model", embeds, "--peer", asks.tcp()]);
+    let _c = Node::start(&home("c"), &["--model", ranks, "--peer", asks.tcp()]);
+    asks.meets(2);
+    let agreed = http::ask(&asks, "POST", "/swarm/consent", &json!({"mode": "open", "agreed": true}));
+    assert_eq!(agreed.status, 200, "{agreed:?}");
+    let token = home("token");
+    let names = ["shoal fixture qwen3", "shoal fixture reranker"];
+    let started = Instant::now();
+    loop {
+        let listed = http::ask(&asks, "GET", "/v1/models", &Value::Null).body.to_string();
+        if names.iter().all(|name| listed.contains(name)) {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "{listed}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    let asked = [
+        ("/v1/embeddings", embeds, "data", json!({"input": ["The fox sat by the fire", "An owl"]})),
+        (
+            "/v1/rerank",
+            ranks,
+            "results",
+            json!({"query": "the shoal", "documents": ["close to the water", "for others"]}),
+        ),
+    ];
+    for ((path, model, values, body), name) in asked.into_iter().zip(names) {
+        let (_serving, url) = serve(&home(name), &token, &["--via", "local", "--model", model]);
+        let secret = fs::read_to_string(&token).unwrap();
+        let here = http::request(&url, &secret, "POST", path, &body);
+        let mut through = body.clone();
+        (through["model"], through["mode"]) = (name.into(), "open".into());
+        let told = patiently(&asks, path, &through);
+        assert_eq!((told.status, here.status), (200, 200), "{path}: {told:?} {here:?}");
+        assert_eq!(
+            (&told.body[values], &told.body["usage"]),
+            (&here.body[values], &here.body["usage"]),
+            "{path}"
+        );
+        through["mode"] = "boomerang".into();
+        let refused = patiently(&asks, path, &through);
+        assert!(refused.status == 400 && refused.body.to_string().contains("--mode open"), "{refused:?}");
+    }
+    let ids = json!({"model": names[0], "mode": "open", "input": [[5, 6, 7]]});
+    let refused = patiently(&asks, "/v1/embeddings", &ids);
+    assert!(refused.status == 400 && refused.body.to_string().contains("this node holds"), "{refused:?}");
+    let other = json!({"model": names[0], "mode": "open", "query": "the", "documents": ["fox"]});
+    let refused = patiently(&asks, "/v1/rerank", &other);
+    assert!(refused.status >= 400 && refused.body.to_string().contains("ranks no texts"), "{refused:?}");
 }

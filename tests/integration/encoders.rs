@@ -106,9 +106,10 @@ pub(crate) fn ranking_decoder(folder: &Path) -> (PathBuf, [u32; 2]) {
     let tokenizer = Tokenizer::from_gguf(source.metadata()).unwrap();
     let [yes, no] = [" first", " others"].map(|word| tokenizer.encode(word, Encode::PLAIN).unwrap()[0]);
     let mut writer = Writer::new();
-    source.metadata().iter().for_each(|(key, value)| {
+    source.metadata().iter().filter(|(key, _)| *key != "general.name").for_each(|(key, value)| {
         writer.add_value(key, value);
     });
+    writer.add_str("general.name", "shoal fixture reranker");
     writer.add_u32("qwen3.pooling_type", 4).add_str("tokenizer.chat_template.rerank", QUESTION);
     for info in source.tensors() {
         writer.add_tensor_info(&info.name, &info.dims, source.require(&info.name).unwrap().format);

@@ -123,6 +123,8 @@ pub struct RerankRequest {
     pub documents: Vec<String>,
     /// Whether of a document that does not fit the context with the query its beginning is taken; else it is refused.
     pub truncate: bool,
+    /// Who may read them; `None` is the node's own choice.
+    pub mode: Option<Mode>,
 }
 
 /// Texts to embed.
@@ -134,4 +136,6 @@ pub struct EmbedRequest {
     pub inputs: Vec<Prompt>,
     /// Whether of a text longer than the context its beginning is taken; else it is refused.
     pub truncate: bool,
+    /// Who may read them; `None` is the node's own choice.
+    pub mode: Option<Mode>,
 }

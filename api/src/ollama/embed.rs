@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::HeaderMap};
 use serde_json::{Value, json};
 
 use crate::{
@@ -12,11 +12,12 @@ use crate::{
     fields::{Fields, required},
     inference::{EmbedRequest, Prompt},
     keys::{self, Account},
-    openai::embeddings::inputs,
+    openai::{self, embeddings::inputs},
 };
 
 pub(crate) async fn post(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let began = Instant::now();
@@ -31,10 +32,11 @@ pub(crate) async fn post(
         let why = format_args!("must be {}, the width of this model, or be left out", model.hidden);
         return Err(fields.refuse("dimensions", why));
     }
+    let mode = openai::mode(&fields, &headers)?;
     keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
     let account = Account::begin(app.keys.clone(), &model.name);
-    let request = EmbedRequest { model: Some(model.name), inputs, truncate };
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate, mode };
     let embeddings = account.embedded(app.inference.embed(request).await)?;
     drop(places);
     Ok(Json(json!({
@@ -49,6 +51,7 @@ pub(crate) async fn post(
 /// The older form: `prompt` is one text, and the answer has its vector and nothing else.
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::new(&body)?;
@@ -58,10 +61,11 @@ pub(crate) async fn one(
         return Err(fields.refuse("prompt", "must not be empty: it has no meaning to find"));
     }
     let inputs = vec![Prompt::Text(text.to_owned())];
+    let mode = openai::mode(&fields, &headers)?;
     keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
     let account = Account::begin(app.keys.clone(), &model.name);
-    let request = EmbedRequest { model: Some(model.name), inputs, truncate: true };
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate: true, mode };
     let embeddings = account.embedded(app.inference.embed(request).await)?;
     drop(places);
     Ok(Json(json!({"embedding": embeddings.vectors.into_iter().next().unwrap_or_default()})))

@@ -22,7 +22,7 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{
-        Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Usage,
+        Format, GenerateRequest, ModelInfo, Prompt, Report, Sampling, Usage,
         ranges::{self, Range},
     },
     names,
@@ -89,7 +89,7 @@ fn common(
         stop: openai::stops(&options, "stop")?,
         logprobs: None,
         format,
-        mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
+        mode: openai::mode(fields, headers)?,
         guard: openai::guard(fields, headers)?,
         wire: openai::wire(fields, headers)?,
         session: openai::session(fields, headers)?,

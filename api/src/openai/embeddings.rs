@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::HeaderMap};
 use serde_json::{Value, json};
 
 use super::completions::prompts;
@@ -20,6 +20,7 @@ const MAX_INPUTS: usize = 256;
 
 pub(crate) async fn post(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::new(&body)?;
@@ -36,10 +37,11 @@ pub(crate) async fn post(
         let why = format_args!("must be {}, the width of this model, or be left out", model.hidden);
         return Err(fields.refuse("dimensions", why));
     }
+    let mode = super::mode(&fields, &headers)?;
     keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
     let account = Account::begin(app.keys.clone(), &model.name);
-    let request = EmbedRequest { model: Some(model.name), inputs, truncate: false };
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate: false, mode };
     let embeddings = account.embedded(app.inference.embed(request).await)?;
     drop(places);
     let data = embeddings.vectors.iter().enumerate().map(|(index, vector)| {

@@ -72,13 +72,18 @@ pub(crate) fn common(
         stop: stops(fields, "stop")?,
         logprobs: None,
         format: Format::Text,
-        mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
+        mode: mode(fields, headers)?,
         guard: guard(fields, headers)?,
         wire: wire(fields, headers)?,
         session: session(fields, headers)?,
         show_special: false,
         echo: false,
     })
+}
+
+/// Who may read the prompt, from the body or from a header.
+pub(crate) fn mode(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<Mode>, ApiError> {
+    choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)
 }
 
 /// How strangers are checked, in the words of the API or of the command line, who stands by, and whether strangers may compute.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::HeaderMap};
 use serde_json::{Value, json};
 
 use crate::{
@@ -19,6 +19,7 @@ const MAX_DOCUMENTS: usize = 256;
 
 pub(crate) async fn post(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::new(&body)?;
@@ -31,6 +32,7 @@ pub(crate) async fn post(
     let returned = fields.bool("return_documents")?.unwrap_or(true);
     let truncate = fields.bool("truncate")?.unwrap_or(false);
     let model = app.know(fields.text("model")?)?;
+    let mode = super::mode(&fields, &headers)?;
     keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
     let account = Account::begin(app.keys.clone(), &model.name);
@@ -39,6 +41,7 @@ pub(crate) async fn post(
         query: query.to_owned(),
         documents: documents.clone(),
         truncate,
+        mode,
     };
     let ranking = app.inference.rerank(request).await;
     let ranking = account.counted(ranking, |ranking| ranking.prompt_tokens)?;

@@ -7,7 +7,7 @@ use super::{
         Named, any_object, any_of, array, count, flag, integer, list, number, object, reference, text, whole,
         words,
     },
-    terms::{TOKENS, input, seed, stops, who},
+    terms::{TOKENS, input, mode, seed, stops, who},
 };
 use crate::inference::ranges;
 
@@ -46,8 +46,13 @@ fn requests() -> Vec<Named> {
         ("messages", list(reference("Message"), 1, 4096)),
         ("tools", list(reference("Tool"), 0, 128)),
     ];
-    let embed =
-        [("model", text()), ("input", input()), ("truncate", flag()), ("dimensions", integer(1, 1 << 20))];
+    let embed = [
+        ("model", text()),
+        ("input", input()),
+        ("truncate", flag()),
+        ("dimensions", integer(1, 1 << 20)),
+        ("mode", mode()),
+    ];
     vec![
         ("OllamaGenerate", of(1, &generate)),
         ("OllamaChat", of(2, &chat)),
@@ -55,7 +60,10 @@ fn requests() -> Vec<Named> {
         ("OllamaShow", object(1, &[("model", text())])),
         (
             "OllamaEmbeddings",
-            object(2, &[("model", text()), ("prompt", json!({"type": "string", "minLength": 1}))]),
+            object(
+                2,
+                &[("model", text()), ("prompt", json!({"type": "string", "minLength": 1})), ("mode", mode())],
+            ),
         ),
         ("OllamaPull", object(1, &[("model", text()), ("stream", flag())])),
     ]

@@ -7,7 +7,7 @@ use super::{
         Named, any_object, any_of, count, flag, integer, list, number, object, or_null, reference, text,
         whole, words,
     },
-    terms::{TOKENS, ids, input, model, seed, stops, tool_name, who},
+    terms::{TOKENS, ids, input, mode, model, seed, stops, tool_name, who},
 };
 use crate::inference::ranges;
 
@@ -104,6 +104,7 @@ fn requests() -> Vec<Named> {
         ("model", model()),
         ("encoding_format", words(&["float", "base64"])),
         ("dimensions", width),
+        ("mode", mode()),
     ];
     let some = json!({"type": "string", "minLength": 1});
     let document = any_of(&[some.clone(), object(1, &[("text", some.clone())])]);
@@ -114,6 +115,7 @@ fn requests() -> Vec<Named> {
         ("top_n", integer(1, 1 << 20)),
         ("return_documents", flag()),
         ("truncate", flag()),
+        ("mode", mode()),
     ];
     vec![
         ("Chat", with(&[("messages", messages)], &chat)),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::schema::{any_of, integer, list, words};
-use crate::inference::Wire;
+use crate::inference::{Mode, Wire};
 
 /// The most tokens that may be asked for.
 pub(super) const TOKENS: i64 = crate::openai::MAX_TOKENS as i64;
@@ -63,10 +63,15 @@ fn let_keep() -> Value {
     json!({"type": "boolean", "description": about})
 }
 
+/// Who may read a prompt.
+pub(super) fn mode() -> Value {
+    words(&Mode::ALL.map(Mode::name))
+}
+
 /// What every request for an answer takes.
 pub(super) fn who() -> [(&'static str, Value); 11] {
     [
-        ("mode", words(&["local", "trusted", "boomerang", "open"])),
+        ("mode", mode()),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
         ("shadow", words(&["all", "lazy", "none"])),
         ("let_keep", let_keep()),

@@ -97,7 +97,8 @@ async fn answers_are_those_of_a_model_in_this_process() {
 
     assert_eq!(confined.count(request(Format::Text, 1)).await, Ok(ids.len()));
 
-    let texts = EmbedRequest { model: None, inputs: vec![Asked::Text("a fox".into())], truncate: false };
+    let texts =
+        EmbedRequest { model: None, inputs: vec![Asked::Text("a fox".into())], truncate: false, mode: None };
     let embeddings = confined.embed(texts).await.unwrap();
     let length: f32 = embeddings.vectors[0].iter().map(|value| value * value).sum();
     assert!((length - 1.0).abs() < 1e-3 && embeddings.prompt_tokens > 0, "{length}");

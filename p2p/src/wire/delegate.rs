@@ -7,7 +7,8 @@
 //!
 //! The conductor reads the prompt, so this is for modes `trusted` and `open` only. A stream that breaks is not lost:
 //! the request is sent to another conductor with the tokens that came so far in `emitted`, and chance depends on the
-//! seed and the position alone, so the text goes on as it would have.
+//! seed and the position alone, so the text goes on as it would have. A text whose vector or score is wanted is a request of its own
+//! kind, which a conductor that does not know it refuses.
 
 use scheduler::ModelId;
 
@@ -26,6 +27,10 @@ pub const MAX_STOP: usize = 256;
 pub const MAX_EMITTED: usize = 1 << 18;
 /// Longest text of one token, bytes.
 pub const MAX_PIECE: usize = 4 << 10;
+/// Longest query that a document may answer, bytes.
+pub const MAX_QUERY: usize = 1 << 20;
+/// Values that a text may have instead of an answer.
+pub const MAX_VALUES: usize = 1 << 16;
 /// Longest report at the end, bytes of JSON.
 pub const MAX_REPORT: usize = 64 << 10;
 /// Longest reason of a failure, bytes; what goes beyond is cut off.
@@ -45,16 +50,23 @@ pub enum Kind {
     Done = 2,
     /// An [`Event::Failed`].
     Failed = 3,
+    /// A [`Request`] for a vector or a score.
+    Text = 4,
+    /// An [`Event::Pooled`].
+    Pooled = 5,
 }
 
 impl Kind {
     /// All kinds, by their byte.
-    pub const ALL: [Self; 4] = [Self::Request, Self::Token, Self::Done, Self::Failed];
+    pub const ALL: [Self; 6] =
+        [Self::Request, Self::Token, Self::Done, Self::Failed, Self::Text, Self::Pooled];
 
     /// Longest body, bytes. A longer one is refused unread.
     pub fn cap(self) -> usize {
         match self {
             Self::Request => MAX_MESSAGES + MAX_SAMPLING + MAX_STOPS * (MAX_STOP + 2) + 4 * MAX_EMITTED + 64,
+            Self::Text => Self::Request.cap() + MAX_QUERY + 8,
+            Self::Pooled => 4 * MAX_VALUES,
             Self::Token => MAX_PIECE + 4,
             Self::Done => MAX_REPORT + 1,
             Self::Failed => MAX_REASON,
@@ -117,10 +129,21 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Tokens of the answer that are known already, at most [`MAX_EMITTED`].
     pub emitted: Vec<u32>,
+    /// What is wanted instead of an answer.
+    pub pooling: Option<Pooling>,
+}
+
+/// What is wanted of a text instead of an answer: its vector, or with a query its score as a document.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pooling {
+    /// What the text may answer, at most [`MAX_QUERY`] bytes.
+    pub query: Option<String>,
+    /// Whether of a text that does not fit the context its beginning is taken.
+    pub truncate: bool,
 }
 
 /// What the conductor says.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// The next token of the answer.
     Token {
@@ -135,6 +158,11 @@ pub enum Event {
         finish: u8,
         /// Usage and who computed, as JSON, at most [`MAX_REPORT`] bytes.
         report: String,
+    },
+    /// What a text has instead of an answer, before its end: finite numbers, at most [`MAX_VALUES`] and at least one.
+    Pooled {
+        /// Its vector, or its score as a logit.
+        values: Vec<f32>,
     },
     /// The answer cannot be completed here.
     Failed {
@@ -162,15 +190,29 @@ impl Request {
         self.emitted.iter().for_each(|&id| {
             to.u32(id);
         });
+        let kind = match &self.pooling {
+            None => Kind::Request,
+            Some(Pooling { query, truncate }) => {
+                to.bool(query.is_some());
+                if let Some(query) = query {
+                    to.long_count(query.len()).bytes(query.as_bytes());
+                }
+                to.bool(*truncate);
+                Kind::Text
+            }
+        };
         let body = to.finish();
-        (Prefix::of(Kind::Request, &body).write(), body)
+        (Prefix::of(kind, &body).write(), body)
     }
 
-    /// Reads a body whose prefix says [`Kind::Request`].
+    /// Reads a body of the kind its prefix says.
     ///
     /// # Errors
-    /// When it is not one request, or states something beyond its bound.
-    pub fn decode(body: &[u8]) -> Result<Self, Malformed> {
+    /// When the kind is no request, or the body is not one, or states something beyond its bound.
+    pub fn decode(kind: Kind, body: &[u8]) -> Result<Self, Malformed> {
+        if !matches!(kind, Kind::Request | Kind::Text) {
+            return Err(Malformed("delegate: kind"));
+        }
         let mut from = Reader::new(body);
         let model = if from.bool()? { Some(ModelId::new(from.array()?)) } else { None };
         let len = from.long_count(MAX_MESSAGES, 1)?;
@@ -182,8 +224,21 @@ impl Request {
         let stop = from.list(MAX_STOPS, 2, |from| from.text(MAX_STOP).map(str::to_owned))?;
         let count = from.long_count(MAX_EMITTED, 4)?;
         let emitted = (0..count).map(|_| from.u32()).collect::<Result<_, _>>()?;
+        let pooling = match kind {
+            Kind::Text => {
+                let query = match from.bool()? {
+                    true => {
+                        let len = from.long_count(MAX_QUERY, 1)?;
+                        Some(text(from.bytes(len)?)?)
+                    }
+                    false => None,
+                };
+                Some(Pooling { query, truncate: from.bool()? })
+            }
+            _ => None,
+        };
         from.finish()?;
-        Ok(Self { model, messages, raw, sampling, seed, max_tokens, stop, emitted })
+        Ok(Self { model, messages, raw, sampling, seed, max_tokens, stop, emitted, pooling })
     }
 }
 
@@ -200,6 +255,12 @@ impl Event {
                 to.u8(*finish).bytes(report.as_bytes());
                 Kind::Done
             }
+            Self::Pooled { values } => {
+                values.iter().for_each(|value| {
+                    to.bytes(&value.to_le_bytes());
+                });
+                Kind::Pooled
+            }
             Self::Failed { reason } => {
                 to.bytes(cut(reason, MAX_REASON).as_bytes());
                 Kind::Failed
@@ -212,14 +273,20 @@ impl Event {
     /// Reads a body of the kind its prefix says.
     ///
     /// # Errors
-    /// When the kind is no event, or the body is too long or not UTF-8.
+    /// When the kind is no event, or the body is too long, or text that is not UTF-8, or values that are none or not finite.
     pub fn decode(kind: Kind, body: &[u8]) -> Result<Self, Malformed> {
         if body.len() > kind.cap() {
             return Err(Malformed("delegate: length"));
         }
         let mut from = Reader::new(body);
         match kind {
-            Kind::Request => Err(Malformed("delegate: kind")),
+            Kind::Request | Kind::Text => Err(Malformed("delegate: kind")),
+            Kind::Pooled => {
+                let (values, rest) = body.as_chunks::<4>();
+                let values: Vec<f32> = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                let sound = rest.is_empty() && !values.is_empty() && values.iter().all(|v| v.is_finite());
+                if sound { Ok(Self::Pooled { values }) } else { Err(Malformed("delegate: values")) }
+            }
             Kind::Token => Ok(Self::Token { id: from.u32()?, text: rest(from)? }),
             Kind::Done => Ok(Self::Done { finish: from.u8()?, report: rest(from)? }),
             Kind::Failed => Ok(Self::Failed { reason: rest(from)? }),

@@ -51,7 +51,7 @@ fn delegated(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
         return Err(Malformed("length"));
     }
     let (prefix, body) = match prefix.kind {
-        delegate::Kind::Request => Request::decode(body)?.encode(),
+        kind @ (delegate::Kind::Request | delegate::Kind::Text) => Request::decode(kind, body)?.encode(),
         kind => Event::decode(kind, body)?.encode(),
     };
     Ok([prefix.as_slice(), &body].concat())
@@ -172,7 +172,14 @@ fn request() -> Request {
         max_tokens: 64,
         stop: vec!["\n\n".to_owned(), "END".to_owned()],
         emitted: vec![1, 2, 70_000],
+        pooling: None,
     }
+}
+
+/// A document whose score is wanted.
+fn document() -> Request {
+    let pooling = delegate::Pooling { query: Some("é?".to_owned()), truncate: true };
+    Request { raw: true, stop: Vec::new(), emitted: Vec::new(), pooling: Some(pooling), ..request() }
 }
 
 fn settlement() -> Settlement {
@@ -258,6 +265,8 @@ fn samples() -> Vec<Sample> {
         ("announcement", announce::seal(&draft(), &signer()).unwrap(), announced),
         ("announcement-operated", announce::seal(&operated, &signer()).unwrap(), announced),
         ("delegate-request", framed(request().encode()), delegated),
+        ("delegate-text", framed(document().encode()), delegated),
+        ("delegate-pooled", framed(Event::Pooled { values: vec![0.5, -2.0] }.encode()), delegated),
         ("delegate-token", framed(Event::Token { id: 7, text: " é".to_owned() }.encode()), delegated),
         ("delegate-done", framed(Event::Done { finish: 1, report: "{}".to_owned() }.encode()), delegated),
         ("delegate-failed", framed(Event::Failed { reason: "busy".to_owned() }.encode()), delegated),
@@ -307,7 +316,13 @@ fn samples_read_back_the_same() {
         assert_eq!(again(bytes).as_ref(), Ok(bytes), "{name}");
     }
     assert_eq!(Ask::decode(&Ask::Lease(Box::new(lease())).encode()), Ok(Ask::Lease(Box::new(lease()))));
-    assert_eq!(Request::decode(&request().encode().1), Ok(request()));
+    for (kind, request) in [(delegate::Kind::Request, request()), (delegate::Kind::Text, document())] {
+        assert_eq!(Request::decode(kind, &request.encode().1), Ok(request));
+    }
+    for values in [vec![], vec![f32::NAN], vec![1.0, f32::INFINITY]] {
+        let (_, body) = Event::Pooled { values }.encode();
+        assert_eq!(Event::decode(delegate::Kind::Pooled, &body), Err(Malformed("delegate: values")));
+    }
     let opened = announce::open(&announce::seal(&draft(), &signer()).unwrap()).unwrap();
     assert_eq!(said(&opened), draft());
     let header = Header::activations(Wire::Q8, 3, 4, 17, 2, 2_048).unwrap();
@@ -516,7 +531,7 @@ fn memory_follows_the_bytes_present() {
     // A megabyte of claims behind a few bytes of message.
     for count in [1_u32, 1 << 10, 1 << 20, u32::MAX] {
         let body = [&[0][..], &count.to_le_bytes()].concat();
-        assert!(Request::decode(&body).is_err());
+        assert!(Request::decode(delegate::Kind::Request, &body).is_err());
     }
 }
 
@@ -531,10 +546,11 @@ proptest! {
         emitted in prop::collection::vec(any::<u32>(), 0..300),
         (raw, seed, max_tokens) in any::<(bool, u64, u32)>(),
     ) {
-        let request = Request { model: None, messages, raw, sampling, seed, max_tokens, stop, emitted };
+        let request =
+            Request { model: None, messages, raw, sampling, seed, max_tokens, stop, emitted, pooling: None };
         let (prefix, body) = request.encode();
         prop_assert_eq!(Prefix::read(&prefix).map(|prefix| prefix.len as usize), Ok(body.len()));
-        prop_assert_eq!(Request::decode(&body), Ok(request));
+        prop_assert_eq!(Request::decode(delegate::Kind::Request, &body), Ok(request));
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn delegate(bytes: &[u8]) {
     assert!(read.len as usize <= read.kind.cap());
     let Some(body) = body.get(..read.len as usize) else { return };
     let written = match read.kind {
-        Kind::Request => Request::decode(body).map(|request| request.encode()),
+        kind @ (Kind::Request | Kind::Text) => Request::decode(kind, body).map(|request| request.encode()),
         kind => Event::decode(kind, body).map(|event| event.encode()),
     };
     if let Ok((again, written)) = written {

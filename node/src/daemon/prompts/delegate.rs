@@ -7,12 +7,12 @@
 
 use std::time::{Duration, Instant};
 
-use api::choice::WireChoice;
+use api::choice::{Wire, WireChoice};
 use p2p::{
     Governor, HopError, Permit, Plane, Stream,
     wire::{
         control::Contact,
-        delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
+        delegate::{Event, Kind, PREFIX_LEN, Pooling, Prefix, Request},
     },
 };
 use scheduler::{ModelId, NodeId, SessionKind, governor::Resource};
@@ -24,8 +24,8 @@ use crate::{
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
     events::{
-        Elsewhere, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest,
-        RouteEvent, Sampling, StageReport, Stall, Timing,
+        Elsewhere, Ends, FinishReason, ForApi, PoolingRequest, PromptEvent, PromptInput, PromptReport,
+        PromptRequest, RouteEvent, Sampling, StageReport, Stall, Timing,
     },
     telemetry::Requester,
 };
@@ -78,7 +78,7 @@ impl PromptTask {
                 Ok(Event::Done { report, .. }) => return Ok(done(answer, ask, conductor, &report)),
                 // It said why it will not: the next one may be able to.
                 Ok(Event::Failed { reason: why }) => reason = why,
-                Ok(Event::Token { .. }) => {}
+                Ok(Event::Token { .. } | Event::Pooled { .. }) => {}
                 Err(HopError::Corrupt) => reason = format!("{peer} answered what cannot be read"),
                 Err(_) => answer.faults.push((peer, None)),
             }
@@ -116,6 +116,11 @@ impl PromptTask {
                         return Ok(Event::Failed { reason: "the client is gone".into() });
                     }
                 }
+                Event::Pooled { values } => {
+                    if lines.send(PromptEvent::Pooled { values }).await.is_err() {
+                        return Ok(Event::Failed { reason: "the client is gone".into() });
+                    }
+                }
                 ended => return Ok(ended),
             }
         }
@@ -136,9 +141,10 @@ impl PromptTask {
                 return;
             }
         };
+        let pools = ask.api.pooling.is_some();
         let task = tokio::spawn(async move { self.answer_after(ask, said, lines).await });
         while let Some(event) = answer.recv().await {
-            let Some(event) = to_event(event) else { continue };
+            let Some(event) = to_event(event, pools) else { continue };
             let (prefix, body) = event.encode();
             if stream.send(&prefix, &body).await.is_err() {
                 // Dropping the receiver cancels the prompt.
@@ -203,6 +209,11 @@ fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
         max_tokens: ask.max_tokens,
         stop: ask.stop.clone(),
         emitted,
+        pooling: ask
+            .api
+            .pooling
+            .as_ref()
+            .map(|PoolingRequest { query, truncate }| Pooling { query: query.clone(), truncate: *truncate }),
     }
 }
 
@@ -217,12 +228,20 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
     };
     let sampling: Sampling =
         serde_json::from_slice(&request.sampling).map_err(|e| format!("the sampling cannot be read: {e}"))?;
+    let pooling = request
+        .pooling
+        .as_ref()
+        .map(|Pooling { query, truncate }| PoolingRequest { query: query.clone(), truncate: *truncate });
     Ok(PromptRequest {
         model: request.model.map(hex).unwrap_or_default(),
         prompt,
         mode: Mode::Boomerang,
         may_stay_home: true,
-        wire: WireChoice::default(),
+        // A vector has the bits of one machine.
+        wire: match request.pooling {
+            Some(_) => WireChoice { wire: Some(Wire::Raw), ..WireChoice::default() },
+            None => WireChoice::default(),
+        },
         kind: SessionKind::DEFAULT,
         trusted: Vec::new(),
         ends: Ends::default(),
@@ -230,7 +249,7 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         seed: request.seed,
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
-        api: ForApi::default(),
+        api: ForApi { pooling, ..ForApi::default() },
         verify: Verify::default(),
         shadow: Shadow::default(),
     })
@@ -261,13 +280,13 @@ async fn read_request(
     stream: &mut Stream,
 ) -> Result<(Request, Permit), HopError> {
     let prefix = read_prefix(stream).await?;
-    if prefix.kind != Kind::Request {
+    if !matches!(prefix.kind, Kind::Request | Kind::Text) {
         return Err(HopError::Corrupt);
     }
     let bytes = governor.take_for(from, Resource::Bytes, u64::from(prefix.len));
     let bytes = bytes.map_err(|_| HopError::Corrupt)?;
     let body = read_body(stream, prefix).await?;
-    Ok((Request::decode(&body).map_err(|_| HopError::Corrupt)?, bytes))
+    Ok((Request::decode(prefix.kind, &body).map_err(|_| HopError::Corrupt)?, bytes))
 }
 
 /// What the conductor says of an answer at its end, JSON in [`Event::Done`].
@@ -280,9 +299,19 @@ struct Ending {
     prompt_tokens: u32,
 }
 
-/// An event as the peer that asked hears it.
-fn to_event(event: PromptEvent) -> Option<Event> {
+/// An event as the peer that asked hears it; `pools` says that it asked for a vector or a score, which cannot be taken back.
+fn to_event(event: PromptEvent, pools: bool) -> Option<Event> {
     match event {
+        PromptEvent::Pooled { values } => Some(Event::Pooled { values }),
+        PromptEvent::Done(report)
+            if pools
+                && report
+                    .conducted
+                    .as_ref()
+                    .is_some_and(|conducted| conducted.checks.integrity.is_some()) =>
+        {
+            Some(Event::Failed { reason: "a node that computed it was caught lying".into() })
+        }
         PromptEvent::Failed(refusal) => Some(Event::Failed { reason: refusal.error }),
         PromptEvent::Token(token) => Some(Event::Token { id: token.id, text: token.text }),
         PromptEvent::Done(report) if report.finish_reason == FinishReason::Failed => {

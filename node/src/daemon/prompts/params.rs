@@ -100,7 +100,6 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("tools", ask.api.tools.is_some() || ask.api.show_special),
         ("chat_template_kwargs", !ask.api.extra.is_empty()),
         ("echo", ask.api.echo),
-        ("model", ask.api.pooling.is_some()),
         ("logprobs", ask.sampling.logprobs),
         ("cuts", !ask.wire.cuts.is_empty()),
         ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),

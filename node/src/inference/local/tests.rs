@@ -36,7 +36,7 @@ async fn loaded() -> Arc<Alone> {
 }
 
 fn texts(inputs: Vec<Prompt>) -> EmbedRequest {
-    EmbedRequest { model: None, inputs, truncate: false }
+    EmbedRequest { model: None, inputs, truncate: false, mode: None }
 }
 
 /// The vector of a text, straight from a model of its own, one position at a time.

@@ -317,6 +317,7 @@ fn limits(reports: &[LimitReport]) -> [Metric; 3] {
 
 /// Whether a stranger's name of a model can be shown and asked for as it is.
 fn is_plain(name: &str) -> bool {
-    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
-    !name.is_empty() && name.len() <= 96 && name.chars().all(letter)
+    // Most files name their model in words.
+    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':' | ' ');
+    !name.is_empty() && name.len() <= 96 && name.trim() == name && name.chars().all(letter)
 }

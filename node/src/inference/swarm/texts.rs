@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use api::{
-    choice::{Draft, Wire, WireChoice},
+    choice::{Draft, Mode, Wire, WireChoice},
     inference::{
         EmbedRequest, Embeddings, Failure, Format, GenerateRequest, Prompt, Ranking, RerankRequest, Sampling,
     },
@@ -40,19 +40,20 @@ struct Pooled {
 
 /// Vectors of texts.
 pub(super) async fn embed(shared: Arc<SwarmState>, request: EmbedRequest) -> Result<Embeddings, Failure> {
-    let EmbedRequest { model, inputs, truncate } = request;
+    let EmbedRequest { model, inputs, truncate, mode } = request;
     let pooling = PoolingRequest { query: None, truncate };
-    let Pooled { model, values: vectors, prompt_tokens } = all(shared, model, inputs, &pooling).await?;
+    let Pooled { model, values: vectors, prompt_tokens } =
+        all(shared, (model, mode), inputs, &pooling).await?;
     Ok(Embeddings { model, vectors, prompt_tokens })
 }
 
 /// Scores of documents.
 pub(super) async fn rerank(shared: Arc<SwarmState>, request: RerankRequest) -> Result<Ranking, Failure> {
     local::check_ranked(&request)?;
-    let RerankRequest { model, query, documents, truncate } = request;
+    let RerankRequest { model, query, documents, truncate, mode } = request;
     let pooling = PoolingRequest { query: Some(query), truncate };
     let documents = documents.into_iter().map(Prompt::Text).collect();
-    let Pooled { model, values, prompt_tokens } = all(shared, model, documents, &pooling).await?;
+    let Pooled { model, values, prompt_tokens } = all(shared, (model, mode), documents, &pooling).await?;
     let scores = values.into_iter().flatten().map(local::probability).collect();
     Ok(Ranking { model, scores, prompt_tokens })
 }
@@ -60,7 +61,7 @@ pub(super) async fn rerank(shared: Arc<SwarmState>, request: RerankRequest) -> R
 /// What all of the texts give.
 async fn all(
     shared: Arc<SwarmState>,
-    model: Option<String>,
+    (model, mode): (Option<String>, Option<Mode>),
     texts: Vec<Prompt>,
     pooling: &PoolingRequest,
 ) -> Result<Pooled, Failure> {
@@ -70,7 +71,7 @@ async fn all(
     };
     let pooled = texts.into_iter().enumerate().map(|(index, text)| {
         let (shared, model, pooling) = (shared.clone(), model.clone(), pooling.clone());
-        async move { one(&shared, model, text, pooling).await.map_err(|failure| at(index, failure)) }
+        async move { one(&shared, (model, mode), text, pooling).await.map_err(|failure| at(index, failure)) }
     });
     let pooled: Vec<(Vec<f32>, usize)> = stream::iter(pooled).buffered(LANES).try_collect().await?;
     let prompt_tokens = pooled.iter().map(|(_, tokens)| tokens).sum();
@@ -81,9 +82,8 @@ async fn all(
 /// Says which text of a request it was.
 fn at(index: usize, failure: Failure) -> Failure {
     match failure {
-        Failure::Invalid { field, why } if field != Some("model") => {
-            Failure::Invalid { field, why: format!("of text {index}: {why}") }
-        }
+        Failure::Invalid { field: field @ Some("model" | "mode"), why } => Failure::Invalid { field, why },
+        Failure::Invalid { field, why } => Failure::Invalid { field, why: format!("of text {index}: {why}") },
         Failure::TooLong { tokens, context } => {
             let why = format!(
                 "text {index} has {tokens} tokens, this model takes {context} here; shorten it, or send `truncate` where \
@@ -98,7 +98,7 @@ fn at(index: usize, failure: Failure) -> Failure {
 /// What one text gives, and how many tokens it has.
 async fn one(
     shared: &SwarmState,
-    model: Option<String>,
+    (model, mode): (Option<String>, Option<Mode>),
     text: Prompt,
     pooling: PoolingRequest,
 ) -> Result<(Vec<f32>, usize), Failure> {
@@ -112,7 +112,7 @@ async fn one(
         stop: Vec::new(),
         logprobs: None,
         format: Format::Text,
-        mode: None,
+        mode,
         guard: Default::default(),
         wire: WireChoice { wire: Some(Wire::Raw), ..WireChoice::default() },
         session: Default::default(),

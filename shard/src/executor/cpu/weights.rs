@@ -114,7 +114,7 @@ pub(super) enum Mixer {
         gate: Linear,
         input: Linear,
     },
-    DeltaNet(DeltaWeights),
+    DeltaNet(Box<DeltaWeights>),
     Mamba2(Mamba2Weights),
     Beside(Box<BesideWeights>),
     /// The projection to three rows, and the taps, `[kernel][width]`, oldest row first.
@@ -302,7 +302,7 @@ impl Loader<'_> {
                 mamba: Mamba2Weights::load(self, index, &mamba)?,
                 out: self.linear(&name("ssm_out"))?,
             })),
-            Attention::DeltaNet(delta) => Mixer::DeltaNet(DeltaWeights::load(self, index, &delta)?),
+            Attention::DeltaNet(delta) => Mixer::DeltaNet(Box::new(DeltaWeights::load(self, index, &delta)?)),
             Attention::Mamba2(mamba) => Mixer::Mamba2(Mamba2Weights::load(self, index, &mamba)?),
             Attention::None => Mixer::None,
             Attention::Latent(latent) => Mixer::Latent(self.latent(index, &latent)?),
