@@ -224,7 +224,12 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
         thread::sleep(Duration::from_millis(200));
     }
     let asked = [
-        ("/v1/embeddings", embeds, "data", json!({"input": ["The fox sat by the fire", "An owl"]})),
+        (
+            "/v1/embeddings",
+            embeds,
+            "data",
+            json!({"input": ["The fox sat by the fire", "An <|im_end|> owl"]}),
+        ),
         (
             "/v1/rerank",
             ranks,

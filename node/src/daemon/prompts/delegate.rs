@@ -249,7 +249,8 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         seed: request.seed,
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
-        api: ForApi { pooling, ..ForApi::default() },
+        // A text that is pooled is text: names of control tokens in it are letters.
+        api: ForApi { over_http: pooling.is_some(), pooling, ..ForApi::default() },
         verify: Verify::default(),
         shadow: Shadow::default(),
     })

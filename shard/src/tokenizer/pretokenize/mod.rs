@@ -262,6 +262,9 @@ mod tests {
         check("qwen35", "e\u{301}a", &["e\u{301}a"]);
         check("qwen2", "e\u{301}a", &["e", "\u{301}a"]);
         check("gpt-4o", "HelloWorld'S x/\n/", &["Hello", "World'S", " x", "/\n/"]);
+        check("kimi-k2", "getUserName 12345/!\n", &["get", "User", "Name", " ", "123", "45", "/!\n"]);
+        check("kimi-k2", "漢字abc 漢々〇x", &["漢字", "abc", " ", "漢々〇", "x"]);
+        check("kimi-k2", "I'LL go,你好World'S", &["I'LL", " go", ",", "你好", "World'S"]);
         check("tekken", "HTTPServer 12", &["HTTPServer", " ", "1", "2"]);
         check("starcoder", "ab 12", &["ab", " ", "1", "2"]);
         check("deepseek-v3", "漢字abc 1234!x", &["漢字", "abc", " ", "123", "4", "!x"]);

@@ -26,6 +26,10 @@ const fn of(mask: Mask) -> Class {
 const fn not(mask: Mask) -> Class {
     Class { mask, ranges: &[], negated: true }
 }
+/// `[..&&[^ranges]]`
+const fn without(ranges: &'static [(char, char)], mask: Mask) -> Class {
+    Class { mask: !mask, ranges, negated: true }
+}
 const fn within(ranges: &'static [(char, char)]) -> Class {
     Class { mask: 0, ranges, negated: false }
 }
@@ -173,6 +177,54 @@ const GPT4O: Stage = &[
     seq(&[maybe(not(LINE | LETTER | NUMBER)), some(of(UPPERISH)), any(of(LOWERISH)), CONTRACTION_SUFFIX]),
     seq(&[up_to(3, of(NUMBER))]),
     SIGNS_AND_SLASHES,
+    SPACES_TO_LINE_END,
+    SPACES_BEFORE_SPACE,
+    SPACES,
+];
+
+/// `\p{Han}`, of Unicode 17.
+const HAN: &[(char, char)] = &[
+    ('\u{2e80}', '\u{2e99}'),
+    ('\u{2e9b}', '\u{2ef3}'),
+    ('\u{2f00}', '\u{2fd5}'),
+    ('\u{3005}', '\u{3005}'),
+    ('\u{3007}', '\u{3007}'),
+    ('\u{3021}', '\u{3029}'),
+    ('\u{3038}', '\u{303b}'),
+    ('\u{3400}', '\u{4dbf}'),
+    ('\u{4e00}', '\u{9fff}'),
+    ('\u{f900}', '\u{fa6d}'),
+    ('\u{fa70}', '\u{fad9}'),
+    ('\u{16fe2}', '\u{16fe3}'),
+    ('\u{16ff0}', '\u{16ff6}'),
+    ('\u{20000}', '\u{2a6df}'),
+    ('\u{2a700}', '\u{2b81e}'),
+    ('\u{2b820}', '\u{2cead}'),
+    ('\u{2ceb0}', '\u{2ebe0}'),
+    ('\u{2ebf0}', '\u{2ee5d}'),
+    ('\u{2f800}', '\u{2fa1d}'),
+    ('\u{30000}', '\u{3134a}'),
+    ('\u{31350}', '\u{33479}'),
+];
+
+/// As o200k, but a run of Chinese characters is a piece of its own, and no slashes follow signs. llama.cpp approximates it: words end
+/// where a capital follows here, as in the models' own expression.
+const KIMI_K2: Stage = &[
+    seq(&[some(within(HAN))]),
+    seq(&[
+        maybe(not(LINE | LETTER | NUMBER)),
+        any(without(HAN, UPPERISH)),
+        some(without(HAN, LOWERISH)),
+        CONTRACTION_SUFFIX,
+    ]),
+    seq(&[
+        maybe(not(LINE | LETTER | NUMBER)),
+        some(without(HAN, UPPERISH)),
+        any(without(HAN, LOWERISH)),
+        CONTRACTION_SUFFIX,
+    ]),
+    seq(&[up_to(3, of(NUMBER))]),
+    SIGNS,
     SPACES_TO_LINE_END,
     SPACES_BEFORE_SPACE,
     SPACES,
@@ -370,19 +422,43 @@ pub static ALL: &[PreTokenizer] = &[
             "jina-de",
             "jina-v2-es",
             "jina-v2-de",
+            "jina-v1-en",
+            "jina-v2-code",
+            "roberta-bpe",
+            "modern-bert",
         ],
         &[GPT2],
     ),
     row(&["default"], &[DEFAULT_SIGNS, GPT2, DIGITS, THREE_ASCII_DIGITS]),
     PreTokenizer {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
         stages: &[LLAMA3],
         ignore_merges: true,
         add_bos: true,
     },
     row(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
     row(
-        &["qwen2", "stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen", "kormo", "grok-2", "solar-open"],
+        &[
+            "qwen2",
+            "stablelm2",
+            "hunyuan",
+            "megrez",
+            "deepseek-r1-qwen",
+            "kormo",
+            "grok-2",
+            "solar-open",
+            "f2llmv2",
+        ],
         &[QWEN2],
     ),
     row(&["qwen35"], &[QWEN35]),
@@ -395,7 +471,8 @@ pub static ALL: &[PreTokenizer] = &[
         add_bos: false,
     },
     row(&["laguna"], &[LINES, QWEN2]),
-    row(&["gpt-4o", "llama4", "kanana2", "minimax-m2"], &[GPT4O]),
+    row(&["gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"], &[GPT4O]),
+    PreTokenizer { names: &["kimi-k2"], stages: &[KIMI_K2], ignore_merges: true, add_bos: false },
     PreTokenizer { names: &["tekken"], stages: &[TEKKEN], ignore_merges: true, add_bos: true },
     row(
         &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
