@@ -1,6 +1,7 @@
 //! Messages to the ids of a prompt: by the model's template, or without one; texts that a model reads and does not answer.
 
 pub(crate) mod rank_prompt;
+pub(crate) mod text_pair;
 
 use serde_json::{Map, Value};
 use shard::tokenizer::{

@@ -72,6 +72,19 @@ fn patiently(node: &Node, path: &str, body: &Value) -> http::Answer {
     }
 }
 
+/// Waits until a node lists models of these names.
+fn are_listed(node: &Node, names: &[&str]) {
+    let started = Instant::now();
+    loop {
+        let listed = http::ask(node, "GET", "/v1/models", &Value::Null).body.to_string();
+        if names.iter().all(|name| listed.contains(name)) {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "{listed}");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
 /// The same request to both; answers that are there.
 fn both(asks: &Node, alone: &Alone, path: &str, body: &Value) -> [Value; 2] {
     let mut through = body.clone();
@@ -214,15 +227,7 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     assert_eq!(agreed.status, 200, "{agreed:?}");
     let token = home("token");
     let names = ["shoal fixture qwen3", "shoal fixture reranker"];
-    let started = Instant::now();
-    loop {
-        let listed = http::ask(&asks, "GET", "/v1/models", &Value::Null).body.to_string();
-        if names.iter().all(|name| listed.contains(name)) {
-            break;
-        }
-        assert!(started.elapsed() < PATIENCE, "{listed}");
-        thread::sleep(Duration::from_millis(200));
-    }
+    are_listed(&asks, &names);
     let asked = [
         (
             "/v1/embeddings",
@@ -260,4 +265,60 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     let other = json!({"model": names[0], "mode": "open", "query": "the", "documents": ["fox"]});
     let refused = patiently(&asks, "/v1/rerank", &other);
     assert!(refused.status >= 400 && refused.body.to_string().contains("ranks no texts"), "{refused:?}");
+}
+
+/// A node that holds an encoder reads its own texts in one pass, whatever the mode, and those of others who may send it theirs: as one
+/// machine does. It writes nothing.
+#[test]
+fn encoders_answer_in_a_swarm_as_on_one_machine() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let [ranks, embeds] = ["encoders/bert.gguf", "encoders/nomic_bert.gguf"].map(data);
+    let [ranks, embeds] = [&ranks, &embeds].map(|path| path.to_str().unwrap());
+    let asks = Node::start(&home("a"), &["--api", "127.0.0.1:0"]);
+    let [embedder, ranker] = [("b", embeds), ("c", ranks)].map(|(name, model)| {
+        Node::start(&home(name), &["--model", model, "--peer", asks.tcp(), "--api", "127.0.0.1:0"])
+    });
+    asks.meets(2);
+    let agreed = http::ask(&asks, "POST", "/swarm/consent", &json!({"mode": "open", "agreed": true}));
+    assert_eq!(agreed.status, 200, "{agreed:?}");
+    are_listed(&asks, &["nomic_bert", "bert"]);
+    let token = home("token");
+    // More rows than a prompt's chunk has.
+    let long = "The shoal turns close to the water. ".repeat(14);
+    let asked = [
+        (
+            "/v1/embeddings",
+            embeds,
+            &embedder,
+            "data",
+            json!({"input": [long, "The shoal turns.", "caf\u{e9}"]}),
+        ),
+        (
+            "/v1/rerank",
+            ranks,
+            &ranker,
+            "results",
+            json!({"query": "The shoal", "documents": ["turns fish", "water of the river"], "truncate": true}),
+        ),
+    ];
+    for (path, model, holder, values, body) in asked {
+        let name = std::path::Path::new(model).file_stem().unwrap().to_str().unwrap();
+        let (_serving, url) =
+            serve(&home(&format!("alone-{name}")), &token, &["--via", "local", "--model", model]);
+        let secret = fs::read_to_string(&token).unwrap();
+        let here = http::request(&url, &secret, "POST", path, &body);
+        let mut through = body.clone();
+        (through["model"], through["mode"]) = (name.into(), "open".into());
+        for told in [patiently(holder, path, &body), patiently(&asks, path, &through)] {
+            assert_eq!((told.status, here.status), (200, 200), "{path}: {told:?} {here:?}");
+            assert_eq!(
+                (&told.body[values], &told.body["usage"]),
+                (&here.body[values], &here.body["usage"]),
+                "{path}"
+            );
+        }
+        let refused = patiently(holder, "/v1/completions", &json!({"prompt": "the"}));
+        assert!(refused.status == 400 && refused.body.to_string().contains("is an encoder"), "{refused:?}");
+    }
 }

@@ -56,7 +56,7 @@ impl RequestDriver {
         }
         let mut at = from;
         while at < to {
-            let rows = CHUNK_ROWS.min(to - at);
+            let rows = if self.state.plan.form.whole { to - at } else { CHUNK_ROWS.min(to - at) };
             self.state.hop_began(Segment { node, ..segment }, at, rows);
             if segment.layers.start() == 0 {
                 let ids = self.state.tokens.iter().chain(self.state.drafts.tokens());

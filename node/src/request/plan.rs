@@ -70,6 +70,8 @@ pub struct RowForm {
     pub kind: SessionKind,
     /// Width of an activation.
     pub hidden: usize,
+    /// Whether a prompt goes through own layers in one pass, as an encoder reads it.
+    pub whole: bool,
 }
 
 /// A route as the daemon found it, and what the next one is found by.

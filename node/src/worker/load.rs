@@ -31,7 +31,7 @@ use super::{
 use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
-    encode::{self, rank_prompt::RankPrompt},
+    encode::{self, rank_prompt::RankPrompt, text_pair::TextPair},
     library::{self, Located},
     model,
 };
@@ -85,7 +85,6 @@ impl Loaded {
         let (gguf, id) = open(load, files)?;
         let gguf = Arc::new(gguf);
         let blueprint = Blueprint::from_gguf(&gguf)?;
-        model::writes(&blueprint, blueprint.architecture)?;
         let num_layers = blueprint.layers.len() as u32;
         let layers: Vec<LayerRange> =
             load.layers.iter().map(|&pair| ipc::range(pair)).collect::<Result<_, _>>()?;
@@ -143,6 +142,11 @@ impl Loaded {
     /// What the model is.
     pub(super) fn blueprint(&self) -> &Blueprint {
         self.stages[0].blueprint()
+    }
+
+    /// Whether it reads a text in one pass, whose positions all see each other, and writes none.
+    pub(super) fn encodes(&self) -> bool {
+        self.blueprint().encodes()
     }
 
     /// Layers of the whole model.
@@ -214,6 +218,9 @@ impl Loaded {
             TextKind::Document { query, truncate } => {
                 let document =
                     std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
+                if self.encodes() {
+                    return TextPair::of(tokenizer, query, self.context)?.with(document, *truncate);
+                }
                 let prompt = RankPrompt::of(self.pooling.question.as_deref(), tokenizer)?;
                 let bare = prompt.room(query, self.context)?;
                 prompt.pair((query, document), (bare, self.context), *truncate)

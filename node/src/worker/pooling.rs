@@ -16,8 +16,8 @@ use crate::{Error, Result, encode::rank_prompt};
 pub(super) struct PoolingTasks {
     /// Which of them are a text's vector; `None` where none are.
     vector: Option<Pooling>,
-    /// Whether the state of the last one makes a score.
-    scores: bool,
+    /// Which of them make a score: the last one, of an encoder the first; `None` where none do.
+    score: Option<Pooling>,
     /// The model's own question about a query and a document.
     pub(super) question: Option<String>,
 }
@@ -27,7 +27,12 @@ impl PoolingTasks {
     pub(super) fn of(metadata: &Metadata, blueprint: &Blueprint) -> Self {
         Self {
             vector: Pooling::of(metadata).ok(),
-            scores: blueprint.head.rank.is_some() && Pooling::ranks(metadata),
+            score: (blueprint.head.rank.is_some() && Pooling::ranks(metadata)).then_some(
+                match blueprint.encodes() {
+                    true => Pooling::First,
+                    false => Pooling::Last,
+                },
+            ),
             question: metadata.str(rank_prompt::KEY).map(str::to_owned),
         }
     }
@@ -36,7 +41,7 @@ impl PoolingTasks {
     pub(super) fn states(&self, task: PoolingTask) -> Option<Pooling> {
         match task {
             PoolingTask::Embed => self.vector,
-            PoolingTask::Score => self.scores.then_some(Pooling::Last),
+            PoolingTask::Score => self.score,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use scheduler::LayerRange;
 use shard::{
-    executor::{Capacity, Executor, Input, Item, Output, Workspace},
+    executor::{Capacity, Executor, Input, Item, Output, Pass, Workspace},
     round::Rounding,
 };
 
@@ -114,10 +114,12 @@ impl<'m> Bench<'m> {
         let mut state = self.stage.new_state_of(layers)?;
         let (values, tokens) = (&self.rows[..rows * self.stage.blueprint().hidden], vec![0; rows]);
         // Layers that read the token itself take nothing else.
-        let input = match self.stage.blueprint().per_layer {
-            Some(_) => Input::Tokens(&tokens),
-            None => Input::Activations(values),
+        let blueprint = self.stage.blueprint();
+        let input = match blueprint.per_layer.is_some() || blueprint.encodes() {
+            true => Input::Tokens(&tokens),
+            false => Input::Activations(values),
         };
+        let pass = Pass { layers, rounding: &Rounding::NONE, states: blueprint.encodes(), top: 0 };
         let mut times = Vec::with_capacity(MOST_RUNS);
         let started = Instant::now();
         // The first run faults pages in and sizes scratch memory.
@@ -125,7 +127,7 @@ impl<'m> Bench<'m> {
             state.rewind(0);
             let before = Instant::now();
             let item = Item { state: &mut state, input, output };
-            self.stage.run(&mut self.workspace, layers, &Rounding::NONE, &mut [item])?;
+            self.stage.pass(&mut self.workspace, pass, &mut [item])?;
             if run > 0 {
                 times.push(before.elapsed().as_secs_f64() * 1e3);
             }

@@ -201,6 +201,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
             small_shares: attends(SessionKind { cache: CacheType::Q8, ..SessionKind::DEFAULT })
                 .then(|| [CacheType::Q8, CacheType::Q4].map(|cache| loaded.share(cache))),
             draft_head_bytes: loaded.draft_head.as_ref().map(|head| head.bytes() as u64),
+            encodes: blueprint.encodes(),
             embeds: loaded.pooling.states(PoolingTask::Embed).is_some(),
             scores: loaded.pooling.states(PoolingTask::Score).is_some(),
         },

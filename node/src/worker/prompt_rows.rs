@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use shard::executor::{Input, Item, Output, Pass};
+use shard::executor::{Capacity, Input, Item, Output, Pass, Workspace};
 
 use super::{
     batcher::{Batcher, Going, LOGIT_ROWS, Staged, told},
@@ -69,6 +69,12 @@ impl Batcher<'_> {
             Staged::Rows(at) => Input::Activations(&self.rows[at.clone()]),
         };
         let executor = &*self.model.stages[stage];
+        let (rows, items) = (job.run.rows as usize, 1);
+        if rows > self.workspaces[stage].capacity().rows {
+            // An encoder reads a text in one pass; most are short.
+            let logit_rows = LOGIT_ROWS;
+            self.workspaces[stage] = Workspace::new(executor, Capacity { rows, items, logit_rows })?;
+        }
         let pass = Pass { layers, rounding: &rounding, states: true, top: 0 };
         let item = Item { state: &mut job.held.state, input, output: Output::All };
         executor.pass(&mut self.workspaces[stage], pass, &mut [item])?;

@@ -60,6 +60,8 @@ pub struct Abilities {
     pub small_shares: Option<[u32; 2]>,
     /// Bytes that the draft head reads for a guess; `None` without one.
     pub draft_head_bytes: Option<u64>,
+    /// Whether a text is read in one pass and none is written.
+    pub encodes: bool,
     /// Whether a text has a vector.
     pub embeds: bool,
     /// Whether a document has a score.

@@ -160,6 +160,9 @@ pub(super) async fn encode(
     worker: &Worker,
     ready: &Ready,
 ) -> Result<(Vec<u32>, bool), Trouble> {
+    if ready.abilities.encodes && task(ask).is_none() {
+        return Err(Trouble::invalid("model", reads_only(ready)));
+    }
     if let Some(task) = task(ask).filter(|task| !ready.pools(*task)) {
         return Err(Trouble::invalid("model", task.refusal(&ready.name)));
     }
@@ -168,6 +171,12 @@ pub(super) async fn encode(
         shorten(&mut ids, ready.context as usize, ready.vocabulary.closing);
     }
     Ok((ids, reasoning))
+}
+
+/// Why an encoder answers no prompt.
+fn reads_only(ready: &Ready) -> String {
+    let route = if ready.abilities.scores { "/v1/rerank" } else { "/v1/embeddings" };
+    format!("{} is an encoder: it reads texts and writes none; ask {route}", ready.name)
 }
 
 async fn encode_whole(ask: &PromptRequest, worker: &Worker, vocab: u32) -> Result<(Vec<u32>, bool), Trouble> {

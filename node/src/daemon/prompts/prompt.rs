@@ -447,7 +447,12 @@ impl PromptTask {
             prompt: ids,
             max_tokens,
             conduct: conduct(ask, sampling, prompt_tokens),
-            form: RowForm { rounding, kind: ask.kind, hidden: self.local.ready.hidden as usize },
+            form: RowForm {
+                rounding,
+                kind: ask.kind,
+                hidden: self.local.ready.hidden as usize,
+                whole: self.local.ready.abilities.encodes,
+            },
             route: PlannedRoute {
                 pipeline: routed.route.pipeline,
                 standbys: routed.standbys,

@@ -3,17 +3,14 @@
 use std::sync::{Arc, Weak};
 
 use api::inference::{EmbedRequest, Failure, Prompt, RerankRequest};
-use shard::{
-    executor::Pooling,
-    kernels::math,
-    tokenizer::{Encode, MAX_TEXT_BYTES},
-};
+use shard::{executor::Pooling, kernels::math, tokenizer::MAX_TEXT_BYTES};
 
 use super::{Ready, encode};
 use crate::{
     encode::{
         rank_prompt::{self, RankPrompt},
         shorten,
+        text_pair::TextPair,
     },
     model::Model,
     worker::PoolingTask,
@@ -21,6 +18,9 @@ use crate::{
 
 /// Bytes of a query and all its documents: encoding so much takes seconds.
 const MAX_RANKED_BYTES: usize = 4 * MAX_TEXT_BYTES;
+
+/// Makes token ids of a document, with its query.
+type Pair<'a> = Box<dyn Fn(&str) -> crate::Result<Vec<u32>> + 'a>;
 
 /// Who waits for texts to be encoded, or does not any more.
 pub(super) struct Asker(Weak<()>);
@@ -68,53 +68,27 @@ impl Ready {
             return Err(Failure::invalid("model", PoolingTask::Score.refusal(&self.info.name)));
         }
         check_ranked(request)?;
-        if !executor.blueprint().encodes() {
-            return self.asked_pairs(request, asker);
-        }
-        // Of what cannot fit only so much is looked at that it does not.
-        let encode = |field, text: &str| {
-            let ids = tokenizer.encode(tokenizer.beginning(text, *ctx), Encode::PLAIN);
-            ids.map_err(|error| Failure::invalid(field, error.to_string()))
-        };
-        let query = encode("query", &request.query)?;
-        let room = ctx.saturating_sub(tokenizer.join(&query, &[]).len());
-        if room == 0 {
-            let n = query.len();
-            let why = format!(
-                "the query has {n} tokens and leaves no room for a document: this model takes {ctx} here"
-            );
-            return Err(Failure::invalid("query", why));
-        }
-        let pair = |(index, document): (usize, &String)| {
-            asker.check()?;
-            let mut document = encode("documents", document)?;
-            if document.len() > room && !request.truncate {
-                let n = tokenizer.join(&query, &document).len();
-                let why = format!(
-                    "document {index} has {n} tokens with the query, this model takes {ctx} here; shorten it, or send \
-                     `truncate`"
-                );
-                return Err(Failure::invalid("documents", why));
-            }
-            document.truncate(room);
-            Ok(tokenizer.join(&query, &document))
-        };
-        request.documents.iter().enumerate().map(pair).collect()
-    }
-
-    /// The same for a decoder: prompts that ask whether a document answers the query.
-    fn asked_pairs(&self, request: &RerankRequest, asker: &Asker) -> Result<Vec<Vec<u32>>, Failure> {
-        let Model { tokenizer, gguf, ctx, .. } = &self.model;
         let invalid = |field| move |error: crate::Error| Failure::invalid(field, error.to_string());
-        let template = gguf.metadata().str(rank_prompt::KEY);
-        let prompt = RankPrompt::of(template, tokenizer).map_err(invalid("model"))?;
-        let bare = prompt.room(&request.query, *ctx).map_err(invalid("query"))?;
-        let pair = |(index, document): (usize, &String)| {
-            asker.check()?;
-            let pair = prompt.pair((&request.query, document), (bare, *ctx), request.truncate);
-            pair.map_err(|error| Failure::invalid("documents", format!("of document {index}: {error}")))
+        let (query, ctx, truncate) = (&*request.query, *ctx, request.truncate);
+        let pair: Pair<'_> = match executor.blueprint().encodes() {
+            true => {
+                let pair = TextPair::of(tokenizer, query, ctx).map_err(invalid("query"))?;
+                Box::new(move |document| pair.with(document, truncate))
+            }
+            // A decoder is asked whether a document answers the query.
+            false => {
+                let template = gguf.metadata().str(rank_prompt::KEY);
+                let prompt = RankPrompt::of(template, tokenizer).map_err(invalid("model"))?;
+                let bare = prompt.room(query, ctx).map_err(invalid("query"))?;
+                Box::new(move |document| prompt.pair((query, document), (bare, ctx), truncate))
+            }
         };
-        request.documents.iter().enumerate().map(pair).collect()
+        let one = |(index, document): (usize, &String)| {
+            asker.check()?;
+            let ids = pair(document);
+            ids.map_err(|error| Failure::invalid("documents", format!("of document {index}: {error}")))
+        };
+        request.documents.iter().enumerate().map(one).collect()
     }
 }
 
