@@ -15,12 +15,7 @@ const HALVINGS: u32 = 64;
 /// No quantile of a share that an `f32` holds lies further out.
 const FURTHEST: f64 = 8.0;
 
-/// The name outside of layers of what only this family has; the streams behind the first are stacks.
-pub(super) fn outside(stem: &str) -> Option<&'static str> {
-    gemma4::outside(stem)
-}
-
-/// The stack that a matrix of one stream belongs to, and its place there.
+/// The stack that a matrix of one stream behind the first belongs to, and its place there.
 pub(super) fn stacked(stem: &str) -> Option<(&'static str, usize)> {
     let (stack, at) = stem.rsplit_once('.')?;
     let name = match stack {

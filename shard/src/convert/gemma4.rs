@@ -7,7 +7,7 @@ use crate::{Error, Result, gguf::Writer};
 /// What a pair that does not rotate is divided by.
 const STILL: f32 = 1e30;
 
-/// The name outside of layers of what only this family has.
+/// The name outside of layers of what reads the second embedding, here and in Gemma 3n.
 pub(super) fn outside(stem: &str) -> Option<&'static str> {
     match stem {
         "embed_tokens_per_layer" => Some("per_layer_token_embd"),

@@ -3,9 +3,10 @@
 use super::{
     checkpoint::{Checkpoint, Stored},
     config::{Config, only},
+    mamba,
     planned::{Piece, Planned},
 };
-use crate::{Error, Result, gguf::Writer, kernels::math};
+use crate::{Error, Result, gguf::Writer};
 
 /// Widest head and longest convolution accepted.
 const MAX: usize = 1 << 12;
@@ -46,7 +47,7 @@ pub(super) fn plan(
         "self_attn.dt_bias" => plain("ssm_dt.bias"),
         "self_attn.A_log" => {
             let values = checkpoint.read(full, 0..stored.rows())?;
-            let values: Vec<f32> = values.iter().map(|x| -math::exp(f64::from(*x)) as f32).collect();
+            let values: Vec<f32> = values.into_iter().map(mamba::decay).collect();
             let (name, heads) = (format!("blk.{layer}.ssm_a"), values.len());
             let piece = vec![Piece::Values(values)];
             Planned { shape: vec![1, 1, heads, 1], ..Planned::plain(name, heads, true, piece) }

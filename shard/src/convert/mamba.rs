@@ -15,6 +15,11 @@ use crate::{Error, Result, gguf::Writer, kernels::math};
 /// Most heads, and widest head or state, accepted.
 const MAX: usize = 1 << 16;
 
+/// What multiplies a step's size where a state fades, of the logarithm that checkpoints have: here and in delta nets.
+pub(super) fn decay(log: f32) -> f32 {
+    -math::exp(f64::from(log)) as f32
+}
+
 /// The sizes of Mamba2 layers.
 struct Sizes {
     heads: usize,
@@ -70,7 +75,7 @@ pub(super) fn plan(
         "A_log" | "D" if stored.cols() != sizes.heads => return Ok(None),
         "A_log" => {
             let values = checkpoint.read(full, 0..stored.rows())?;
-            column("ssm_a", values.iter().map(|x| -math::exp(f64::from(*x)) as f32).collect())
+            column("ssm_a", values.into_iter().map(decay).collect())
         }
         "D" => column("ssm_d", checkpoint.read(full, 0..stored.rows())?),
         "dt_bias" => plain("ssm_dt.bias"),

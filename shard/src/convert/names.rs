@@ -9,7 +9,7 @@ use super::{
     planned::{Piece, Planned, interleave},
     ternary,
 };
-use crate::{Error, Result, kernels::math};
+use crate::{Error, Result};
 
 /// Names inside a layer that mean the same in every family.
 const LAYER: &[(&str, &str)] = &[
@@ -163,15 +163,15 @@ impl Planner<'_> {
             "embed_tokens" | "embeddings" => Some("token_embd"),
             "norm" | "norm_f" | "final_layernorm" => Some("output_norm"),
             "embedding_norm" => Some("token_embd_norm"),
-            stem if self.config.arch() == "gemma3n" && stem != "lm_head" => {
-                if let Some((stack, at)) = gemma3n::stacked(stem) {
-                    return self.stack(stack.into(), full, (at, gemma3n::stack_size(self.config)?), stored);
-                }
-                gemma3n::outside(stem)
-            }
-            stem if family::is_gemma4(self.config.arch()) && stem != "lm_head" => gemma4::outside(stem),
             "lm_head" if self.config.tied() => return Ok(()),
             "lm_head" => Some("output"),
+            stem if self.config.arch() == "gemma3n" => match gemma3n::stacked(stem) {
+                Some((stack, at)) => {
+                    return self.stack(stack.into(), full, (at, gemma3n::stack_size(self.config)?), stored);
+                }
+                None => gemma4::outside(stem),
+            },
+            stem if family::is_gemma4(self.config.arch()) => gemma4::outside(stem),
             _ => None,
         };
         if let Some(global) = global {
@@ -280,7 +280,7 @@ impl Planner<'_> {
             "A_log" | "dt_bias" => {
                 let values = self.values(full, stored)?;
                 let (name, value): (_, fn(f32) -> f32) = match name {
-                    "A_log" => ("ssm_a", |x| -math::exp(f64::from(x)) as f32),
+                    "A_log" => ("ssm_a", mamba::decay),
                     _ => ("ssm_dt.bias", |x| x),
                 };
                 let ordered: Option<Vec<f32>> =
@@ -330,15 +330,16 @@ impl Planner<'_> {
             self.add(Planned::matrix(format!("blk.{layer}.attn_sinks.weight"), full, stored))?;
             return Ok(true);
         }
-        if let ("gemma3n", Some(name)) = (arch, gemma3n::whole(inner)) {
+        let whole = match arch {
+            "gemma3n" => gemma3n::whole(inner),
+            _ if family::is_gemma4(arch) => gemma4::whole(inner),
+            _ => None,
+        };
+        if let Some(name) = whole {
             self.add(Planned::matrix(format!("blk.{layer}.{name}"), full, stored))?;
             return Ok(true);
         }
         if family::is_gemma4(arch) {
-            if let Some(name) = gemma4::whole(inner) {
-                self.add(Planned::matrix(format!("blk.{layer}.{name}"), full, stored))?;
-                return Ok(true);
-            }
             match inner {
                 "experts.gate_up_proj" => return self.halves(full, layer, stored, (&["gate_up"], "_exps")),
                 "experts.down_proj" => return self.halves(full, layer, stored, (&["down"], "_exps")),

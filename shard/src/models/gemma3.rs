@@ -5,7 +5,7 @@
 //! may give another period. The 27B model (62 layers) takes its attention factor from the width over the heads.
 
 use super::{
-    Activation, Blueprint, Dense, FeedForward, NormKind, Rope, Scaling, Softmax,
+    Activation, Blueprint, Dense, FeedForward, NormKind, Rope, Softmax,
     block::{Bias, Block},
     reader::{Reader, layers},
 };
@@ -23,7 +23,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;
     let global = reader.rope(&sizes, Pairing::Halves)?;
     let base = reader.base("rope.freq_base_swa")?;
-    let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
+    let local = Rope { base, ..global.unscaled() };
     let window = reader.size_opt("attention.sliding_window", usize::MAX)?.map(|w| w.min(sizes.context));
     let slides = reader.slides(&sizes, PERIOD)?;
     let mut attention = sizes.attention(None);

@@ -6,7 +6,7 @@
 //! gates of the feed-forward network that lie below a cutoff count as nothing. The last layers read keys and values of earlier ones.
 
 use super::{
-    Activation, BareNorm, Blueprint, Dense, FeedForward, NormKind, PerLayer, Rope, Rule, Scaling, Softmax,
+    Activation, BareNorm, Blueprint, Dense, FeedForward, NormKind, PerLayer, Rope, Rule, Softmax,
     block::{Bias, Block},
     layer_name, limits, per_layer,
     reader::{Reader, layers},
@@ -27,7 +27,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;
     let global = reader.rope(&sizes, Pairing::Halves)?;
     let base = reader.base("rope.freq_base_swa")?;
-    let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
+    let local = Rope { base, ..global.unscaled() };
     let window = reader.size("attention.sliding_window", usize::MAX)?.min(sizes.context);
     let slides = reader.slides(&sizes, PERIOD)?;
     let sources = per_layer::sources(reader, &slides, &vec![sizes.kv_heads; sizes.layers])?;

@@ -99,7 +99,7 @@ fn ropes(reader: &Reader<'_>, global: &Sizes, local: &Sizes) -> Result<Vec<Rope>
         return Err(Error::malformed(reader.name("rope.dimension_count_swa"), why));
     }
     let base = reader.base("rope.freq_base_swa")?;
-    let near = Rope { base, dims, scaling: Scaling::None, magnitude: 1.0, ..far.clone() };
+    let near = Rope { base, dims, ..far.unscaled() };
     Ok(vec![far, near])
 }
 

@@ -6,7 +6,7 @@
 //! weights and add shared experts as they are.
 
 use super::{
-    Activation, Blueprint, Dense, FeedForward, NormKind,
+    Activation, Blueprint, Dense, FeedForward, NormKind, Router,
     block::{Bias, Block},
     deepseek2, hybrid, limits,
     reader::{Reader, layers},
@@ -23,7 +23,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     (latent.rope, latent.eps) = (None, LATENT_EPS);
     let delta = shape(reader, sizes.heads)?;
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
-    let experts = deepseek2::experts(reader, &sizes, super::Router::Sigmoid, true)?;
+    let experts = deepseek2::experts(reader, &sizes, Router::Sigmoid, true)?;
     let leading = reader.size_opt("leading_dense_block_count", sizes.layers)?.unwrap_or(0);
     let layers = layers(sizes.layers, |index| {
         let block = Block::new(&sizes).norms(Bias::None);

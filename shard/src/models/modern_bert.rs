@@ -5,7 +5,7 @@
 //! The window in the metadata is the width of both sides together.
 
 use super::{
-    Activation, Blueprint, Dense, FeedForward, Ranks, Rope, Scaling, Softmax,
+    Activation, Blueprint, Dense, FeedForward, Ranks, Rope, Softmax,
     block::{Bias, Block},
     encoder,
     reader::{Reader, layers},
@@ -21,7 +21,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;
     let global = reader.rope(&sizes, Pairing::Halves)?;
     let base = reader.base_or("rope.freq_base_swa", global.base)?;
-    let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
+    let local = Rope { base, ..global.unscaled() };
     let window = reader.size_opt("attention.sliding_window", usize::MAX)?;
     let slides = reader.slides_behind_the_first(&sizes, PERIOD)?;
     let whole = Softmax { rope: Some(GLOBAL), ..encoder::attention(reader, &sizes)? };

@@ -4,7 +4,7 @@
 //! four layers, whose rotation is not scaled.
 
 use super::{
-    Activation, Blueprint, Dense, FeedForward, NormKind, Rope, Scaling, Softmax,
+    Activation, Blueprint, Dense, FeedForward, NormKind, Softmax,
     block::{Bias, Block},
     reader::{Reader, layers},
 };
@@ -19,7 +19,7 @@ const LOCAL: usize = 1;
 pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;
     let global = reader.rope(&sizes, Pairing::Halves)?;
-    let local = Rope { scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
+    let local = global.unscaled();
     let window = reader.window(&sizes)?;
     let slides = reader.slides(&sizes, PERIOD)?;
     let attention = sizes.attention(None);

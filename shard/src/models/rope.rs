@@ -70,6 +70,11 @@ pub struct Frequencies {
 }
 
 impl Rope {
+    /// This rotation as it was first trained: for layers whose windows fit that context.
+    pub fn unscaled(&self) -> Rope {
+        Rope { scaling: Scaling::None, magnitude: 1.0, ..self.clone() }
+    }
+
     /// The frequencies when sessions may grow to `context` positions.
     pub fn frequencies(&self, context: usize) -> Frequencies {
         let pairs = self.dims / 2;
