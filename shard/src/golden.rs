@@ -25,8 +25,8 @@ use crate::{
     },
     gguf::Gguf,
     kernels::{
-        Activations, AttentionJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Isa, KvShape, Matrix, Pairing,
-        QUARTER, Target, attention, delta, new_quarter, threads::Pool,
+        Activations, AttentionJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Isa, KvShape, Mamba2Shape, Matrix,
+        Pairing, QUARTER, Target, attention, delta, new_quarter, threads::Pool,
     },
     models::{Rope, Scaling},
     quant::{self, Format},
@@ -376,24 +376,56 @@ const TINY: Shape = Shape {
     experts: None,
 };
 
-/// A whole model: its weight format, its experts (count, used per token), and how many tokens it is fed.
+/// A whole model: its family, weight format, experts (count, used per token), and how many tokens it is fed.
 struct Case {
     name: &'static str,
+    family: Family,
     format: &'static str,
     experts: Option<(usize, usize)>,
     tokens: usize,
 }
 
+const PLAIN: Case = Case { name: "", family: Family::Llama, format: "", experts: None, tokens: 40 };
+
 const MODELS: &[Case] = &[
-    Case { name: "model-q8_0", format: "q8_0", experts: None, tokens: 96 },
-    Case { name: "model-q4_k", format: "q4_k", experts: None, tokens: 40 },
-    Case { name: "model-f32", format: "f32", experts: None, tokens: 40 },
-    Case { name: "model-experts-q4_0", format: "q4_0", experts: Some((6, 2)), tokens: 40 },
+    Case { name: "model-q8_0", format: "q8_0", tokens: 96, ..PLAIN },
+    Case { name: "model-q4_k", format: "q4_k", ..PLAIN },
+    Case { name: "model-f32", format: "f32", ..PLAIN },
+    Case { name: "model-experts-q4_0", format: "q4_0", experts: Some((6, 2)), ..PLAIN },
+    // Delta nets, gated attention, and an expert that every token visits.
+    Case {
+        name: "model-delta-net-q8_0",
+        family: Family::Qwen3Next {
+            interval: 3,
+            delta: DeltaShape {
+                key_heads: 2,
+                value_heads: 4,
+                key_dim: 32,
+                value_dim: 48,
+                kernel: 4,
+                tiled: false,
+                by_channel: false,
+            },
+        },
+        format: "q8_0",
+        experts: Some((6, 2)),
+        tokens: 260,
+    },
+    Case {
+        name: "model-mamba2-q8_0",
+        family: Family::GraniteHybrid {
+            interval: 3,
+            mamba: Mamba2Shape { heads: 4, head_dim: 48, state: 32, groups: 2, kernel: 4 },
+        },
+        format: "q8_0",
+        tokens: 260,
+        ..PLAIN
+    },
 ];
 
 fn model(device: &Device, case: &Case, chunk: usize) -> Result<String> {
     let format = quant::by_name(case.format).ok_or_else(|| Error::unsupported(case.format))?;
-    let (shape, tokens) = (Shape { experts: case.experts, ..TINY }, case.tokens);
+    let (shape, tokens) = (Shape { family: case.family, experts: case.experts, ..TINY }, case.tokens);
     let gguf = Arc::new(Gguf::from_bytes(shape.to_bytes(format, 77)?)?);
     let shard = whole(device, &gguf)?;
     let mut random = Random(99);

@@ -31,7 +31,7 @@ const TEXT: &str = "A fox found a lantern in the snow";
 const TRIES: usize = 10;
 
 /// Whether this machine has a device for the kernels of our own.
-fn has_gpu() -> bool {
+pub fn has_gpu() -> bool {
     let alone = Shoal::new();
     let tried = alone.run_with(["run", "--device", "gpu:0", "-n", "1", "--raw", TEXT], "");
     if tried.status.success() {

@@ -19,6 +19,8 @@ use shard::{
 };
 use tempfile::TempDir;
 
+use crate::gpu::has_gpu;
+
 /// Two checkpoints back and some: what was decoded lies between checkpoints.
 const WORDS: usize = 60;
 const TOKENS: usize = 40;
@@ -155,6 +157,38 @@ fn a_mamba2_state_survives_deaths() {
         }
         let line = prompt.ends();
         assert_eq!(line["ids"], expected, "round {round}, shadow {shadow}: {line}");
+        assert_eq!(line["differing_answers"], 0, "round {round}: {line}");
+        assert!(!line["faults"].as_array().unwrap().is_empty(), "round {round}: {line}");
+    }
+}
+
+/// One of them computes and the other follows, so that every row is compared; where the first dies the other goes on.
+#[test]
+fn a_state_is_the_same_on_a_gpu_and_on_a_processor() {
+    if !has_gpu() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let path = mamba2(folder.path());
+    let path = path.to_str().unwrap();
+    let expected = alone(path);
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only", "--model", path]);
+    let serve = |device: &str| {
+        let home = folder.path().join(device);
+        let how = ["--model", path, "--layers", "1..7", "--peer", asks.tcp(), "--device", device];
+        Node::start(&home, &how)
+    };
+    let serves = ["gpu:0", "cpu"].map(serve);
+    asks.meets(serves.len());
+    for round in 0..2 {
+        let args = [&["--shadow".to_owned(), "all".to_owned()][..], &ask()].concat();
+        let mut prompt = Prompt::run(&asks.home, args);
+        assert!(prompt.reaches(TOKENS / 2), "round {round}: {:?}", prompt.last);
+        let names = prompt.strangers(&asks.name);
+        let victim = serves.iter().find(|node| node.name == names[0]).unwrap();
+        kill(victim.ask(&["status"])["worker_pid"].as_u64().unwrap());
+        let line = prompt.ends();
+        assert_eq!(line["ids"], expected, "round {round}: {line}");
         assert_eq!(line["differing_answers"], 0, "round {round}: {line}");
         assert!(!line["faults"].as_array().unwrap().is_empty(), "round {round}: {line}");
     }

@@ -79,6 +79,10 @@ fn hashes(gpu: &Arc<Gpu>) -> Result<Vec<(String, String)>> {
     let (gate, up) = (normals(28, 1003, 2.0), normals(29, 1003, 1.0));
     let gated = ops::activate(gpu, Activation::GatedReluSquared, &gate, Some(&up))?;
     all.push(("relu-squared".into(), hash_f32(&ops::activate(gpu, Activation::ReluSquared, &gated, None)?)));
+    let (gate, up) = (normals(26, 1003, 6.0), normals(27, 1003, 5.0));
+    let clamped = ops::activate(gpu, Activation::ClampedSwiglu, &gate, Some(&up))?;
+    all.push(("clamped-swiglu".into(), hash_f32(&clamped)));
+    all.push(("attention-latent".into(), attention_latent(gpu)?));
     let device = Device::Gpu(gpu.clone(), None);
     for case in MODELS {
         all.push((case.name.to_string(), model(&device, case, 7)?));
@@ -109,6 +113,15 @@ fn rope(gpu: &Gpu, pairing: Pairing, scaling: Scaling) -> Result<String> {
     let x = normals(13, positions.len() * heads * head_dim, 1.0);
     let job = RopeJob { x: &x, heads, head_dim, dims, pairing, table: &table };
     Ok(hash_f32(&ops::rope(gpu, &job)?))
+}
+
+fn attention_latent(gpu: &Gpu) -> Result<String> {
+    let (shape, heads, start, n) = (KvShape { latent: Some(40), ..KvShape::new(1, 56) }, 6, 597, 3);
+    let k = normals(14, (start + n) * shape.head_dim, 1.0);
+    let q = normals(16, n * heads * shape.head_dim, 1.0);
+    let (softcap, window, sinks) = (None, None, None);
+    let job = AttentionJob { q: &q, k: &k, v: &k, shape, heads, scale: 0.3, softcap, window, sinks };
+    Ok(hash_f32(&ops::attention(gpu, &job)?))
 }
 
 fn attention(gpu: &Gpu, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> Result<String> {

@@ -12,6 +12,12 @@ use super::{
     vector::{load_part, store_part},
 };
 
+/// The taps of a convolution, stored channel by channel, as `[kernel][channels]`.
+pub(crate) fn by_tap(stored: &[f32], kernel: usize) -> Vec<f32> {
+    let tap = |tap: usize| stored.chunks_exact(kernel).map(move |channel| channel[tap]);
+    (0..kernel).flat_map(tap).collect()
+}
+
 /// Consecutive rows of one session.
 pub struct ConvJob<'a> {
     /// Channels.

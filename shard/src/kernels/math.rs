@@ -38,7 +38,7 @@ const GELU_CUBIC: f32 = 0.044_715;
 
 /// The constants of the f32 functions by their names, for shaders that compute the same.
 #[cfg(feature = "gpu")]
-pub(crate) const CONSTANTS: [(&str, f32); 13] = [
+pub(crate) const CONSTANTS: [(&str, f32); 21] = [
     ("LOG2_E", LOG2_E),
     ("LN2_HI", LN2_HI),
     ("LN2_LO", LN2_LO),
@@ -52,6 +52,14 @@ pub(crate) const CONSTANTS: [(&str, f32); 13] = [
     ("TANH_CLAMP", TANH_CLAMP),
     ("GELU_SCALE", GELU_SCALE),
     ("GELU_CUBIC", GELU_CUBIC),
+    ("ATANH_0", ATANH[0]),
+    ("ATANH_1", ATANH[1]),
+    ("ATANH_2", ATANH[2]),
+    ("ATANH_3", ATANH[3]),
+    ("ATANH_4", ATANH[4]),
+    ("ATANH_5", ATANH[5]),
+    ("ATANH_6", ATANH[6]),
+    ("ATANH_7", ATANH[7]),
 ];
 
 // ---- f32 lanes -----------------------------------------------------------------------------------------------

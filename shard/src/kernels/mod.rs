@@ -27,6 +27,7 @@ pub mod vector;
 pub use activations::Activations;
 pub use attention::{AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER, new_quarter, quarter_len};
 pub use conv::ConvJob;
+pub(crate) use conv::by_tap;
 pub use cpu::Cpu;
 pub use delta::{DeltaInputs, DeltaJob, DeltaShape};
 pub use inputs::{Inputs, Mark, Seen};

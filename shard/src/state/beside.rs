@@ -4,38 +4,32 @@
 
 use std::any::Any;
 
-use super::{LayerState, Paged, Recurrent};
+use super::LayerState;
 use crate::Result;
 
 /// Two states of one layer.
 pub struct Beside {
-    paged: Paged,
-    recurrent: Recurrent,
+    paged: Box<dyn LayerState>,
+    recurrent: Box<dyn LayerState>,
 }
 
 impl Beside {
-    /// Both as they are.
-    pub fn new(paged: Paged, recurrent: Recurrent) -> Self {
-        Self { paged, recurrent }
+    /// Both as they are: one that goes back anywhere, and one that goes back to its checkpoints.
+    pub fn new(paged: impl LayerState, recurrent: impl LayerState) -> Self {
+        Self { paged: Box::new(paged), recurrent: Box::new(recurrent) }
     }
 
     /// The one that is an `L`.
     pub(crate) fn part<L: LayerState>(&self) -> Option<&L> {
-        let parts: [&dyn Any; 2] = [&self.paged, &self.recurrent];
+        let parts: [&dyn Any; 2] = [&*self.paged, &*self.recurrent];
         parts.into_iter().find_map(|part| part.downcast_ref())
     }
 
     /// As [`Beside::part`], to store into.
     pub(crate) fn part_mut<L: LayerState>(&mut self) -> Option<&mut L> {
-        let parts: [&mut dyn Any; 2] = [&mut self.paged, &mut self.recurrent];
+        let parts: [&mut dyn Any; 2] = [&mut *self.paged, &mut *self.recurrent];
         parts.into_iter().find_map(|part| part.downcast_mut())
     }
-}
-
-/// A state that was shared, as what it is.
-fn own<L: LayerState>(state: Box<dyn LayerState>) -> Option<L> {
-    let state: Box<dyn Any> = state;
-    state.downcast().ok().map(|state| *state)
 }
 
 impl LayerState for Beside {
@@ -57,9 +51,7 @@ impl LayerState for Beside {
     }
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
-        let paged = own(self.paged.share(to)?)?;
-        let recurrent = own(self.recurrent.share(to)?)?;
-        Some(Box::new(Self { paged, recurrent }))
+        Some(Box::new(Self { paged: self.paged.share(to)?, recurrent: self.recurrent.share(to)? }))
     }
 
     fn parts(&self, part: &mut dyn FnMut(usize, usize)) {

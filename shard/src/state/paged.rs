@@ -155,13 +155,19 @@ impl Paged {
     }
 }
 
+/// Form and heads of pages in words.
+pub(crate) fn kind_of(shape: KvShape) -> String {
+    let KvShape { kv_heads, head_dim, latent, cache } = shape;
+    let mut kind = format!("paged {cache} {kv_heads} x {head_dim}");
+    if let Some(values) = latent {
+        kind += &format!(", {values} of them values");
+    }
+    kind
+}
+
 impl LayerState for Paged {
     fn kind(&self) -> String {
-        let KvShape { kv_heads, head_dim, latent, cache } = self.shape;
-        let mut kind = format!("paged {cache} {kv_heads} x {head_dim}");
-        if let Some(values) = latent {
-            kind += &format!(", {values} of them values");
-        }
+        let mut kind = kind_of(self.shape);
         if !self.attention.is_dense() {
             kind += &format!(", {}", self.attention);
         }

@@ -97,17 +97,22 @@ impl Recurrent {
         values.copy_from_slice(&self.next);
         self.made.push(Checkpoint { at, values });
     }
+}
 
-    /// The newest checkpoint before `len`, if a snapshot of that length has one besides the state.
-    fn before(len: usize) -> Option<usize> {
-        let at = len / CHECKPOINT * CHECKPOINT;
-        (at > 0 && at < len).then_some(at)
-    }
+/// A vector of `width` values in words.
+pub(crate) fn kind_of(width: usize) -> String {
+    format!("recurrent f32 {width}, checkpoints every {CHECKPOINT}")
+}
+
+/// The newest checkpoint before `len`, if a snapshot of that length has one besides the state.
+pub(crate) fn before(len: usize) -> Option<usize> {
+    let at = len / CHECKPOINT * CHECKPOINT;
+    (at > 0 && at < len).then_some(at)
 }
 
 impl LayerState for Recurrent {
     fn kind(&self) -> String {
-        format!("recurrent f32 {}, checkpoints every {CHECKPOINT}", self.now.len())
+        kind_of(self.now.len())
     }
 
     fn bytes(&self) -> usize {
@@ -162,15 +167,15 @@ impl LayerState for Recurrent {
     }
 
     fn snapshot_len(&self, len: usize) -> usize {
-        (1 + usize::from(Self::before(len).is_some())) * self.now.len() * size_of::<f32>()
+        (1 + usize::from(before(len).is_some())) * self.now.len() * size_of::<f32>()
     }
 
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
         let mut put = |values: &[f32]| values.iter().for_each(|value| out.extend(value.to_le_bytes()));
         put(&self.now);
-        if let Some(before) = Self::before(len) {
-            let found = self.kept.iter().find(|checkpoint| checkpoint.at == before);
-            put(&found.ok_or_else(|| Error::invalid(format!("no checkpoint at {before}")))?.values);
+        if let Some(at) = before(len) {
+            let found = self.kept.iter().find(|checkpoint| checkpoint.at == at);
+            put(&found.ok_or_else(|| Error::invalid(format!("no checkpoint at {at}")))?.values);
         }
         Ok(())
     }
@@ -181,11 +186,11 @@ impl LayerState for Recurrent {
         if values.iter().any(|value| !value.is_finite()) {
             return Err(Error::malformed("snapshot: state", "is not finite"));
         }
-        let (now, before) = values.split_at(self.now.len());
+        let (now, earlier) = values.split_at(self.now.len());
         self.now.copy_from_slice(now);
         self.len = len;
         let here = (len > 0 && len.is_multiple_of(CHECKPOINT)).then_some((len, now));
-        if let Some((at, values)) = Self::before(len).map(|at| (at, before)).or(here) {
+        if let Some((at, values)) = before(len).map(|at| (at, earlier)).or(here) {
             self.kept.push(Checkpoint { at, values: values.to_vec() });
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::load::{Linear, Loader};
 use crate::{
     Error, Result,
-    kernels::{DeltaShape, Mamba2Shape},
+    kernels::{DeltaShape, Mamba2Shape, by_tap},
     models::layer_name,
 };
 
@@ -65,12 +65,6 @@ impl Mamba2Weights {
     pub fn resident_bytes(&self) -> usize {
         [&self.z, &self.inputs, &self.steps].into_iter().map(Linear::resident_bytes).sum()
     }
-}
-
-/// The taps of a convolution, stored channel by channel, as `[kernel][channels]`.
-pub(super) fn by_tap(stored: &[f32], kernel: usize) -> Vec<f32> {
-    let tap = |tap: usize| stored.chunks_exact(kernel).map(move |channel| channel[tap]);
-    (0..kernel).flat_map(tap).collect()
 }
 
 impl DeltaWeights {

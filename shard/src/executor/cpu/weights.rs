@@ -2,11 +2,11 @@
 
 use super::{
     load::{Linear, Loader},
-    recurrent::{DeltaWeights, Mamba2Weights, by_tap},
+    recurrent::{DeltaWeights, Mamba2Weights},
 };
 use crate::{
     Error, Result,
-    kernels::Matrix,
+    kernels::{Matrix, by_tap},
     models::{
         ATTENTION_NORM, Attention, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax, layer_name,
     },

@@ -3,8 +3,12 @@
 //! Kernels are WGSL (`wgsl/`, put together by `source`), each with the processor's kernel of the same name as its
 //! specification. A pass is one command buffer: per layer a norm, the products of queries, keys and values, their rotation
 //! and storing, attention, the output, a norm, the products of gate and up, the activation, the product of down; rows are rounded
-//! for the next matrix by the dispatch that makes them. Ten dispatches a layer where the matrices of one step have one format.
-//! Embedding rows are read from the file by the processor; what comes back are the rows that were asked for.
+//! for the next matrix by the dispatch that makes them. Ten dispatches a layer where the matrices of one step have one format, as
+//! many where a layer recurs (products, convolution, recurrence, gate), 23 at most (latent attention and experts, one of which
+//! every row visits). Embedding rows are read from the file by the processor; what comes back are the rows that were asked for.
+//!
+//! What layers remember stays in the device's memory: pages of keys and values or of latents (`state`), vectors of layers that
+//! recur with their checkpoints (`vector`). Snapshots are those of the processor.
 //!
 //! # Why the same bits
 //! Every float operation is an addition, a product, a fused product or an exact conversion, in the order that
@@ -14,23 +18,31 @@
 //! software device computes in integers what it lacks, exactly as well; a real one is `approx` then.
 //!
 //! # Limits
-//! Softmax attention, dense networks and plain experts (a pass reads an expert once for each row that visits it), with the weight formats of `formats`; other models are refused by name. An output is
-//! one thread's chain, so small matrices leave a large device idle. Activations that a session rounds between two layers of
-//! a pass travel to the processor and back.
+//! Models whose layers read the token itself (Gemma 3n, Gemma 4 E2B and E4B), attention in blocks (Llama 4), encoders, and weight
+//! formats that `formats` lacks are refused by name. A pass reads an expert once for each row that visits it, and the rows of a
+//! session go through a recurrence one after the other, head by head. An output is one thread's chain, so small matrices leave a
+//! large device idle. Activations that a session rounds between two layers of a pass travel to the processor and back.
 
 mod buffers;
 mod device;
 mod driver;
 mod formats;
+mod matrices;
+mod mixers;
+mod mixing;
 pub mod ops;
 mod pipeline_cache;
+mod pool;
 mod program;
+mod scratch;
 mod share;
 mod source;
 mod state;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod timing;
+mod vector;
 mod weights;
 
 use std::{
@@ -46,7 +58,7 @@ use scheduler::{LayerRange, SessionKind};
 use super::{
     Buffers, Capacity, Class, DeviceCounts, Ends, Executor, Gave, Input, Item, OperationTime, Options, Pass,
     Workspace,
-    batch::{self, refuse_non_finite, round_at},
+    batch::{self, Span, refuse_non_finite, round_at},
     read_bytes,
     tags::Tags,
 };
@@ -54,21 +66,26 @@ use crate::{
     Error, Result,
     gguf::Gguf,
     kernels::PAGE,
-    models::{Blueprint, Frequencies, HEAD_NORM},
-    state::LayerState,
+    models::{Blueprint, Frequencies},
+    state::{LayerState, Nothing},
 };
-pub(super) use buffers::scratch_bytes;
-use buffers::{GpuBuffers, MOST_TOP, Steps};
+use buffers::GpuBuffers;
 use device::words;
 pub use device::{Access, Gpu, GpuInfo, list};
 pub use driver::{Call, overdue};
+use matrices::{NormPart, Part, Uploader};
 pub use pipeline_cache::PipelineCounts;
+use pool::Pool;
 pub use program::{Action, Program};
+use scratch::MOST_TOP;
+pub(super) use scratch::scratch_bytes;
 pub use source::Arithmetic;
-use state::{DevicePages, Pool};
+use state::DevicePages;
+use steps::Steps;
 pub use timing::read_bandwidth;
+use vector::DeviceVector;
 pub(super) use weights::needed_bytes;
-use weights::{LayerParts, Loader, NormPart, Part, beyond};
+use weights::{LayerParts, beyond};
 
 /// Consecutive layers of a model on a GPU.
 pub struct GpuShard {
@@ -113,24 +130,21 @@ impl GpuShard {
             return Err(Error::unsupported(format!("{what} on this device; `--device cpu` computes them")));
         }
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
-        let loader = Loader { gguf, gpu: &gpu, blueprint: &blueprint };
+        let uploader = Uploader { gguf, gpu: &gpu, blueprint: &blueprint };
         let head = match ends.head {
-            true if gguf.info("output.bias").is_some() => {
-                return Err(Error::unsupported("biases of the head on this device"));
-            }
-            true => Some((loader.norm(HEAD_NORM)?, loader.head()?)),
+            true => Some((uploader.norm(blueprint.head.norm)?, uploader.head()?)),
             false => None,
         };
         let weights = (layers.start()..layers.end())
-            .map(|index| loader.layer(index as usize))
+            .map(|index| uploader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
         gguf.forget_range(0..gguf.file_len());
         gpu.check()?;
         // States of class `d1` are those of the processor.
         let executor = if gpu.class() == Class::Approx { "gpu" } else { "" };
-        let shape = blueprint.kv;
+        let kinds = (layers.start()..layers.end()).map(|index| blueprint.state_kind(index as usize));
         Ok(Self {
-            pool: Pool::new(gpu.clone(), shape, weights.len())?,
+            pool: Pool::new(gpu.clone(), kinds)?,
             tags: Tags::new(gguf, executor, &blueprint, layers, &frequencies),
             gguf: gguf.clone(),
             gpu,
@@ -178,20 +192,30 @@ impl GpuShard {
         layers: LayerRange,
         rows: usize,
     ) -> Result<Vec<u32>> {
-        let room = ws.spans.iter().map(|span| (span.start + span.rows).div_ceil(PAGE)).max().unwrap_or(1);
+        let entries = |span: &Span| (span.start + span.rows).div_ceil(PAGE).max(vector::table_len(span));
+        let room = ws.spans.iter().map(entries).max().unwrap_or(1);
         let mut info = vec![rows as u32, room as u32, items.len() as u32, 0];
         for (item, span) in ws.spans.iter().enumerate() {
             info.extend((span.start..span.start + span.rows).flat_map(|at| [at as u32, item as u32]));
         }
         let first = (layers.start() - self.range.start()) as usize;
-        info.resize(info.len() + (first + layers.len() as usize) * items.len() * room, 0);
         let tables = 4 + 2 * rows;
+        info.resize(tables + self.pool.count() * items.len() * room, 0);
         for layer in 0..layers.len() as usize {
+            let arenas = self.pool.of_layer(first + layer);
             for (index, (item, span)) in items.iter().zip(&ws.spans).enumerate() {
-                let pages = item.state.layer::<DevicePages>(layer).ok_or_else(foreign)?;
-                let at = tables + ((first + layer) * items.len() + index) * room;
-                for (slot, number) in info[at..].iter_mut().zip(pages.table(span.start + span.rows)?) {
-                    *slot = number;
+                let pages = item.state.layer::<DevicePages>(layer);
+                let vector = item.state.layer::<DeviceVector>(layer);
+                let pages = pages.map(|pages| pages.table(span.start + span.rows)).transpose()?;
+                let found = pages.into_iter().chain(vector.map(|vector| vector.table(span)));
+                let mut written = 0;
+                for (arena, table) in arenas.clone().zip(found) {
+                    let at = tables + (arena * items.len() + index) * room;
+                    info[at..at + table.len()].copy_from_slice(&table);
+                    written += 1;
+                }
+                if written == 0 {
+                    item.state.layer::<Nothing>(layer).ok_or_else(foreign)?;
                 }
             }
         }
@@ -213,8 +237,12 @@ impl GpuShard {
         let mut arenas = pool.arenas();
         for at in 0..pass.layers.len() as usize {
             for (item, span) in items.iter_mut().zip(&ws.spans) {
-                let pages = item.state.layer_mut::<DevicePages>(at).ok_or_else(foreign)?;
-                pages.own(span.start, span.start + span.rows, &mut arenas)?;
+                if let Some(pages) = item.state.layer_mut::<DevicePages>(at) {
+                    pages.own(span.start, span.start + span.rows, &mut arenas)?;
+                }
+                if let Some(vector) = item.state.layer_mut::<DeviceVector>(at) {
+                    vector.prepare(span, &mut arenas)?;
+                }
             }
         }
         let info = self.describe(ws, items, pass.layers, rows)?;
@@ -235,11 +263,14 @@ impl GpuShard {
                 encoder = self.gpu.encoder();
             }
             let held = (layer - self.range.start()) as usize;
-            let arena = &arenas[held];
-            let bound = ws.layers[held].take().filter(|(buffer, _)| *buffer == arena.buffer);
+            let own = &arenas[self.pool.of_layer(held)];
+            let is_bound = |bound: &[wgpu::Buffer]| bound.iter().eq(own.iter().map(|arena| &arena.buffer));
+            let bound = ws.layers[held].take().filter(|(buffers, _)| is_bound(buffers));
             let bound = bound.unwrap_or_else(|| {
-                let steps = Steps::of_layer(self, &ws.scratch, (held, &self.layers[held]), arena);
-                (arena.buffer.clone(), steps)
+                let buffers: Vec<_> = own.iter().map(|arena| arena.buffer.clone()).collect();
+                let place = (self.pool.of_layer(held).start as u32, &buffers[..]);
+                let steps = Steps::of_layer(self, &ws.scratch, &self.layers[held], place);
+                (buffers, steps)
             });
             bound.1.record(&mut encoder.begin_compute_pass(&Default::default()), rows, false);
             self.counts.dispatches.fetch_add(bound.1.len() as u64, Relaxed);
@@ -444,7 +475,7 @@ impl Executor for GpuShard {
     }
 
     fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
-        Box::new(DevicePages::new(self.pool.clone(), (layer - self.range.start()) as usize))
+        state::empty(&self.pool, (layer - self.range.start()) as usize)
     }
 
     /// Half of the free memory: the buffer of a layer grows to the next power of two of its pages.

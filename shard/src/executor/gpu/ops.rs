@@ -2,8 +2,8 @@
 
 use super::{
     device::{Gpu, dispatch, words},
+    matrices::{Biases, upload},
     source::{Curve, Kernel, Places, ROWS},
-    weights::upload,
 };
 use crate::{
     Error, Result,
@@ -71,7 +71,7 @@ pub struct AttentionJob<'a> {
     pub q: &'a [f32],
     /// Keys of all positions, `[positions][kv_heads * head_dim]`.
     pub k: &'a [f32],
-    /// Values, the same.
+    /// Values, the same; of no account where they are a part of the keys.
     pub v: &'a [f32],
     /// Heads of keys and values.
     pub shape: KvShape,
@@ -168,7 +168,7 @@ pub fn matmul(gpu: &Gpu, job: &MatrixJob<'_>, x: &[f32]) -> Result<Vec<f32>> {
     let n = x.len() / job.cols;
     let matrix: Vec<&[u8]> = job.bytes.chunks_exact(job.bytes.len() / job.rows).collect();
     let mut parts = Vec::new();
-    upload(gpu, job.format, job.cols, &matrix, &[], 0, &mut parts)?;
+    upload(gpu, job.format, job.cols, &matrix, Biases::Apart(&[]), 0, &mut parts)?;
     let rounded = match job.format.integer {
         true => round(gpu, x, job.cols)?,
         false => RoundedRows { q: Vec::new(), d: Vec::new(), sums: Vec::new(), x: Vec::new() },
@@ -203,7 +203,7 @@ pub fn rope(gpu: &Gpu, job: &RopeJob<'_>) -> Result<Vec<f32>> {
     let apart = u32::from(job.pairing == Pairing::Halves);
     let [heads, dim, dims] = [job.heads, job.head_dim, job.dims].map(|size| size as u32);
     let (info, params) =
-        (gpu.upload("pass", &info), gpu.upload("params", &[heads, 0, dim, 0, dims, apart, 0, 0, 0]));
+        (gpu.upload("pass", &info), gpu.upload("params", &[heads, 0, dim, 0, dims, apart, 0, 0, 0, 0, 0, 0]));
     let (x, table) = (gpu.upload_floats("x", job.x), gpu.upload_floats("table", job.table));
     let [nothing, pages] = [gpu.buffer("nothing", 16), gpu.buffer("pages", 16)];
     let out = gpu.buffer("out", 4 * job.x.len());
@@ -231,11 +231,16 @@ pub fn attention(gpu: &Gpu, job: &AttentionJob<'_>) -> Result<Vec<f32>> {
     let all: Vec<f32> = (0..positions)
         .flat_map(|at| [&job.k[at * width..][..width], &job.v[at * width..][..width]].concat())
         .collect();
-    let (all, stored) =
-        (gpu.upload_floats("kv", &all), gpu.upload("params", &[0, key_heads, dim, 0, 0, 0, 0, 0, 0]));
+    let (all, stored) = (
+        gpu.upload_floats("kv", &all),
+        gpu.upload("params", &[0, key_heads, dim, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    );
     let (everything, q) = (info(0), gpu.upload_floats("q", job.q));
     let buffers = [&everything, &stored, &all, &nothing, &nothing, &gpu.buffer("none", 16), &arena];
     run(gpu, Kernel::Heads, &buffers, [2 * key_heads, positions as u32], &[])?;
+    // A value that is the end of its key is read there.
+    let value = job.shape.value_dim() as u32;
+    let value_at = if job.shape.latent.is_some() { (dim - value) / 2 } else { key_heads * dim / 2 };
     let params = gpu.upload(
         "params",
         &[
@@ -247,12 +252,16 @@ pub fn attention(gpu: &Gpu, job: &AttentionJob<'_>) -> Result<Vec<f32>> {
             job.scale.to_bits(),
             job.softcap.map_or(0, f32::to_bits),
             u32::from(job.sinks.is_some()),
+            key_heads * dim,
+            value_at,
+            value,
         ],
     );
     let sinks = gpu.upload_floats("sinks", job.sinks.unwrap_or(&[0.0]));
-    let (last, out) = (info(positions - n), gpu.buffer("out", 4 * job.q.len()));
+    let bytes = 4 * n * job.heads * value as usize;
+    let (last, out) = (info(positions - n), gpu.buffer("out", bytes));
     let buffers = [&last, &params, &q, &arena, &sinks, &out];
-    let kernel = Kernel::Attention { capped: job.softcap.is_some() };
-    let back = run(gpu, kernel, &buffers, [heads, n as u32], &[(&out, 4 * job.q.len())])?;
+    let kernel = Kernel::Attention { capped: job.softcap.is_some(), wide: job.shape.latent.is_some() };
+    let back = run(gpu, kernel, &buffers, [heads, n as u32], &[(&out, bytes)])?;
     Ok(floats(back.into_iter().flatten().collect()))
 }

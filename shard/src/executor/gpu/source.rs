@@ -47,13 +47,29 @@ pub(super) enum Kernel {
     },
     /// Which experts rows visit, and their weights.
     Route,
+    /// Norms over all heads of queries and over all heads of keys.
+    WideNorms,
     /// Norm, rotation and storing of heads.
     Heads,
+    /// What latent attention stores, and the part of its queries that rotates.
+    LatentHeads,
     /// Attention over pages.
     Attention {
         /// Whether scores are capped.
         capped: bool,
+        /// Heads may be as wide as a latent.
+        wide: bool,
     },
+    /// A causal convolution, and what a recurrence reads beside it.
+    Convolve(Convolution),
+    /// The recurrence of a gated delta net.
+    Delta,
+    /// The recurrence of Mamba2.
+    Mamba2,
+    /// What a recurrence gives, normed, gated and rounded.
+    GatedHeads,
+    /// What attention gives times the sigmoid of its gate, and the row rounded.
+    Sigmoid,
     /// The largest values of rows.
     Top,
     /// All bytes of a buffer, read.
@@ -62,12 +78,32 @@ pub(super) enum Kernel {
     Probe(&'static str),
 }
 
+/// What is convolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Convolution {
+    Delta,
+    Mamba2,
+    Short,
+}
+
+impl Convolution {
+    fn source(self) -> &'static str {
+        match self {
+            Self::Delta => include_str!("wgsl/convolve_delta.wgsl"),
+            Self::Mamba2 => include_str!("wgsl/convolve_mamba2.wgsl"),
+            Self::Short => include_str!("wgsl/convolve_short.wgsl"),
+        }
+    }
+}
+
 /// A nonlinearity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Curve {
     Silu,
     Gelu,
     ReluSquared,
+    /// Of two rows only.
+    ClampedSwiglu,
 }
 
 /// Which matrix the rows of a product meet.
@@ -79,6 +115,8 @@ pub(super) enum Places {
     Visits,
     /// Those of the experts, each with the row of its visit: their weighted sum.
     Experts,
+    /// Those of the heads: a row for each head.
+    Heads,
 }
 
 impl Places {
@@ -87,6 +125,7 @@ impl Places {
             Self::Rows => include_str!("wgsl/places_rows.wgsl"),
             Self::Visits => include_str!("wgsl/places_visits.wgsl"),
             Self::Experts => include_str!("wgsl/places_experts.wgsl"),
+            Self::Heads => include_str!("wgsl/places_heads.wgsl"),
         }
     }
 }
@@ -98,7 +137,8 @@ impl Curve {
             Activation::GatedSilu => Some(Self::Silu),
             Activation::GatedGelu | Activation::Gelu => Some(Self::Gelu),
             Activation::GatedReluSquared | Activation::ReluSquared => Some(Self::ReluSquared),
-            Activation::ClampedSwiglu | Activation::SparseGelu(_) => None,
+            Activation::ClampedSwiglu => Some(Self::ClampedSwiglu),
+            Activation::SparseGelu(_) => None,
         }
     }
 
@@ -107,6 +147,15 @@ impl Curve {
             Self::Silu => "f_silu",
             Self::Gelu => "f_gelu",
             Self::ReluSquared => "f_relu_squared",
+            Self::ClampedSwiglu => "f_clamped_swiglu",
+        }
+    }
+
+    /// What becomes of `gate` and `up`.
+    fn of_two(self) -> String {
+        match self {
+            Self::ClampedSwiglu => format!("{}(gate, up)", self.function()),
+            _ => format!("f_mul({}(gate), up)", self.function()),
         }
     }
 }
@@ -116,11 +165,16 @@ impl Kernel {
     pub fn bindings(self) -> &'static str {
         match self {
             Self::Norm { .. } | Self::Gate(_) | Self::Curve(_) | Self::Copy => "rrrrwwww",
+            Self::GatedHeads | Self::Sigmoid => "rrrrwwww",
             Self::Matmul { .. } => "rrrrrrrw",
-            Self::Route => "rrrw",
-            Self::After | Self::Top => "rrrrw",
+            Self::After | Self::Top | Self::Route => "rrrrw",
+            Self::WideNorms => "rrrw",
             Self::Heads => "rrrrrww",
+            Self::LatentHeads => "rrrrrrww",
             Self::Attention { .. } => "rrrrrw",
+            Self::Convolve(_) => "rrrrwww",
+            Self::Delta => "rrrrww",
+            Self::Mamba2 => "rrrrrww",
             Self::Read | Self::Probe(_) => "rrrw",
         }
     }
@@ -132,16 +186,32 @@ impl Kernel {
                 let make = include_str!("wgsl/row_norm.wgsl");
                 row(make).replace("CENTER", if center { "true" } else { "false" })
             }
-            Self::Gate(curve) => row(include_str!("wgsl/row_gate.wgsl")).replace("CURVE", curve.function()),
+            Self::Gate(curve) => row(include_str!("wgsl/row_gate.wgsl")).replace("CURVE", &curve.of_two()),
             Self::Curve(curve) => row(include_str!("wgsl/row_curve.wgsl")).replace("CURVE", curve.function()),
             Self::Copy => row(include_str!("wgsl/row_copy.wgsl")),
+            Self::GatedHeads => row(include_str!("wgsl/row_heads.wgsl")),
+            Self::Sigmoid => row(include_str!("wgsl/row_sigmoid.wgsl")),
             Self::Route => include_str!("wgsl/route.wgsl").into(),
             Self::Matmul { ggml_type, rows, places } => matmul(ggml_type, rows, places),
             Self::After => include_str!("wgsl/after.wgsl").into(),
-            Self::Heads => include_str!("wgsl/heads.wgsl").into(),
-            Self::Attention { capped } => {
+            Self::WideNorms => include_str!("wgsl/wide_norms.wgsl").into(),
+            Self::Heads => concat!(include_str!("wgsl/turn.wgsl"), include_str!("wgsl/heads.wgsl")).into(),
+            Self::LatentHeads => {
+                concat!(include_str!("wgsl/turn.wgsl"), include_str!("wgsl/latent_heads.wgsl")).into()
+            }
+            Self::Attention { capped, wide } => {
                 let softcap = if capped { include_str!("wgsl/softcap.wgsl") } else { "" };
-                include_str!("wgsl/attention.wgsl").replace("//SOFTCAP", softcap)
+                let (query, columns) = if wide { ("640", "8u") } else { ("256", "4u") };
+                let source = include_str!("wgsl/attention.wgsl").replace("//SOFTCAP", softcap);
+                source.replace("QUERY", query).replace("COLUMNS", columns)
+            }
+            Self::Convolve(what) => {
+                let source = include_str!("wgsl/convolve.wgsl").replace("//KIND", what.source());
+                format!("{}{source}", include_str!("wgsl/vector.wgsl"))
+            }
+            Self::Delta => concat!(include_str!("wgsl/vector.wgsl"), include_str!("wgsl/delta.wgsl")).into(),
+            Self::Mamba2 => {
+                concat!(include_str!("wgsl/vector.wgsl"), include_str!("wgsl/mamba2.wgsl")).into()
             }
             Self::Top => include_str!("wgsl/top.wgsl").into(),
             Self::Read => include_str!("wgsl/read.wgsl").into(),

@@ -1,55 +1,24 @@
-//! Weights in the device's memory: matrices as the file stores them, their words in tiles of 32 rows.
-
-use std::sync::Arc;
+//! Everything that layers compute with, in the device's memory: norms, networks and what mixes positions.
 
 use scheduler::LayerRange;
 
 use super::{
-    device::{Compiled, Gpu, Reserved},
-    formats::{DeviceFormat, row_bytes},
-    source::{Curve, Kernel, Places, ROWS},
-    state,
+    formats::row_bytes,
+    matrices::{NormPart, Part, TILE, Uploader, bytes},
+    mixers::{MixerParts, beyond_mixer},
+    pool::PageKind,
+    source::{Curve, Kernel, Places},
 };
 use crate::{
     Error, Result,
-    gguf::{Gguf, Tensor},
-    models::{
-        ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, HEAD_NORM, Layer, Softmax,
-        layer_name,
-    },
-    quant::{self, ACTIVATION_BLOCK, Format},
+    gguf::Gguf,
+    models::{ATTENTION_NORM, Blueprint, Dense, Experts, FeedForward, LAYER_SCALE, Layer, layer_name},
+    quant,
 };
 
-/// Rows side by side in memory.
-const TILE: usize = 32;
 /// Most experts that a row chooses from, and most that it visits.
 const MOST_EXPERTS: usize = 512;
 const MOST_VISITS: usize = 32;
-/// Bytes handed to the driver at once, so that its copy of them stays small.
-const PIECE: usize = 4 << 20;
-
-/// Some rows of a matrix, in one binding of the device, and where their products go.
-pub(super) struct Part {
-    pub matrix: wgpu::Buffer,
-    /// Whether it reads rounded activations.
-    pub integer: bool,
-    pub bias: Option<wgpu::Buffer>,
-    pub rows: usize,
-    pub cols: usize,
-    pub row_words: usize,
-    /// The first of their columns in the result.
-    pub first: usize,
-    /// The kernels for one row and for several.
-    pub kernels: [Arc<Compiled>; 2],
-    pub bytes: usize,
-    _memory: Reserved,
-}
-
-/// A norm, weights and then biases.
-pub(super) struct NormPart {
-    pub weights: wgpu::Buffer,
-    pub has_bias: bool,
-}
 
 /// The norms of a layer's sublayers, of attention and of the network; a layer has those that its tensors say.
 pub(super) struct LayerNorms {
@@ -66,25 +35,66 @@ pub(super) struct LayerParts {
     pub norms: LayerNorms,
     /// Whether the network reads the residual row that attention reads.
     pub parallel: bool,
-    pub spec: Softmax,
-    pub qkv: Vec<Part>,
-    /// The norms of queries and of keys, one after the other.
-    pub head_norms: wgpu::Buffer,
-    pub has_head_norms: [bool; 2],
-    pub sinks: Option<wgpu::Buffer>,
-    pub out: Vec<Part>,
+    /// What mixes positions, and the matrix behind it.
+    pub mixer: Option<(MixerParts, Vec<Part>)>,
+    pub network: Option<NetworkParts>,
+    /// The factor on what the layer gives.
+    pub scale: Option<f32>,
+}
+
+/// The part of a layer behind what mixes positions.
+pub(super) struct NetworkParts {
+    /// Gate and up, or up alone.
     pub gate_up: Vec<Part>,
     pub width: usize,
     pub curve: Kernel,
     pub down: Vec<Part>,
     /// Where the network is one of experts: `gate_up` and `down` are those of all of them.
     pub experts: Option<ExpertParts>,
+    /// Experts beside this network.
+    pub beside: Option<Box<BesideParts>>,
+}
+
+/// Experts beside a dense network, with their norms.
+pub(super) struct BesideParts {
+    pub dense_norm_after: NormPart,
+    pub experts: NetworkParts,
+    pub experts_norm_after: NormPart,
+}
+
+impl NetworkParts {
+    /// Values between its products for each value that `down` reads.
+    pub fn sides(&self) -> usize {
+        if matches!(self.curve, Kernel::Gate(_)) { 2 } else { 1 }
+    }
 }
 
 /// What chooses experts.
 pub(super) struct ExpertParts {
+    /// The rows of the experts, and then the gate of the one that all rows visit, if it has one.
     pub router: Vec<Part>,
+    /// The norms of the residual row in front of the router and in front of the experts, where the former has one of its own.
+    pub norms: Option<[NormPart; 2]>,
+    /// What is added to scores for the choice alone, or factors on weights.
+    pub aside: Option<(Aside, wgpu::Buffer)>,
+    /// The matrices into the narrower rows that experts read and out of those that they give, and their width.
+    pub latent: Option<([Vec<Part>; 2], usize)>,
     pub spec: Experts,
+    pub shared: Option<SharedParts>,
+}
+
+/// What a router has beside scores.
+#[derive(Clone, Copy)]
+pub(super) enum Aside {
+    Added = 1,
+    Factors = 2,
+}
+
+/// The expert that all rows visit.
+pub(super) struct SharedParts {
+    pub gate_up: Vec<Part>,
+    pub width: usize,
+    pub down: Vec<Part>,
 }
 
 impl LayerParts {
@@ -99,130 +109,101 @@ impl LayerParts {
     }
 
     fn bytes_with(&self, share: impl Fn(&Experts) -> f64) -> usize {
-        let bytes = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<usize>();
-        let network = bytes(&self.gate_up) + bytes(&self.down);
-        let (router, network) = match &self.experts {
-            None => (0, network),
-            Some(ExpertParts { router, spec }) => (bytes(router), (network as f64 * share(spec)) as usize),
+        let of = |parts: &NetworkParts| {
+            let network = bytes(&parts.gate_up) + bytes(&parts.down);
+            let Some(ExpertParts { router, latent, spec, shared, .. }) = &parts.experts else {
+                return network;
+            };
+            let shared = shared.as_ref().map_or(0, |s| bytes(&s.gate_up) + bytes(&s.down));
+            let latent: usize = latent.iter().flat_map(|(sides, _)| sides).map(|side| bytes(side)).sum();
+            bytes(router) + latent + shared + (network as f64 * share(spec)) as usize
         };
-        bytes(&self.qkv) + bytes(&self.out) + router + network
+        let network = self
+            .network
+            .as_ref()
+            .map_or(0, |parts| of(parts) + parts.beside.as_ref().map_or(0, |beside| of(&beside.experts)));
+        self.mixer.as_ref().map_or(0, |(mixer, out)| mixer.bytes() + bytes(out)) + network
     }
-}
-
-/// The part of a layer behind attention.
-struct NetworkParts {
-    gate_up: Vec<Part>,
-    width: usize,
-    curve: Kernel,
-    down: Vec<Part>,
-    experts: Option<ExpertParts>,
-}
-
-/// Reads tensors of a model whose blueprint has accepted all names and shapes.
-pub(super) struct Loader<'a> {
-    pub gguf: &'a Gguf,
-    pub gpu: &'a Gpu,
-    pub blueprint: &'a Blueprint,
 }
 
 /// Why layers of `blueprint` are not computed here, by the first part that is missing.
 pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
-    let other = |layer: &Layer| match (&layer.attention, &layer.feed_forward) {
-        (Attention::Softmax(softmax), FeedForward::Dense(_) | FeedForward::Experts(_)) => {
-            let whole = layer.tensors.iter().any(|rule| {
-                matches!(rule.name, "attn_k_norm.weight") && rule.dims[0] != blueprint.kv.head_dim
-            });
-            let narrow = layer.tensors.iter().any(|rule| {
-                matches!(rule.name, "attn_sub_norm.weight") && rule.dims[0] != blueprint.q_width()
-            });
-            match () {
-                () if blueprint.unusual(layer).is_some() => blueprint.unusual(layer),
-                () if softmax.gated => Some("gated attention"),
-                () if whole => Some("norms over all heads"),
-                () if narrow => Some("norms inside a sublayer of this width"),
-                () => match &layer.feed_forward {
-                    FeedForward::Experts(experts) => beyond_experts(layer, experts),
-                    other => {
-                        let curve = other.dense().and_then(|dense| Curve::of(dense.activation));
-                        curve.is_none().then_some("this activation")
-                    }
-                },
-            }
-        }
-        (Attention::Softmax(_), FeedForward::Both(..)) => Some("experts beside a network"),
-        (Attention::Softmax(_), FeedForward::None) => Some("layers without a network"),
-        (Attention::Latent(_), _) => Some("latent attention"),
-        _ => Some("recurrent layers"),
+    let other = |layer: &Layer| {
+        beyond_mixer(blueprint, layer).or_else(|| match &layer.feed_forward {
+            FeedForward::Experts(experts) => beyond_experts(layer, experts),
+            FeedForward::Dense(dense) if Curve::of(dense.activation).is_none() => Some("this activation"),
+            FeedForward::Dense(_) => None,
+            FeedForward::Both(_, experts) => beyond_experts(layer, experts),
+            FeedForward::None => None,
+        })
     };
-    if blueprint.kv.head_dim > 256 || !blueprint.kv.head_dim.is_multiple_of(2) {
-        return Some("heads of this width");
+    if blueprint.per_layer.is_some() {
+        return Some("per-layer embeddings");
     }
-    if blueprint.head.norm != HEAD_NORM {
-        return Some("a norm of the head under another name");
+    let scaled = |layer: &Layer| layer.has(LAYER_SCALE) && !layer.has("post_ffw_norm.weight");
+    if blueprint.layers.iter().any(scaled) {
+        return Some("scaled layers of this kind");
+    }
+    if blueprint.encodes() {
+        return Some("encoders");
     }
     blueprint.layers.iter().find_map(other)
 }
 
 /// Why `experts` are not computed here.
 fn beyond_experts(layer: &Layer, experts: &Experts) -> Option<&'static str> {
-    let plain = |name: &str| {
-        ["ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"]
-            .contains(&name)
-    };
-    let belongs =
-        |name: &str| name.contains("_exps") || name.contains("exp_probs") || name.contains("gate_inp");
-    let other = layer.tensors.iter().any(|rule| belongs(rule.name) && !plain(rule.name));
+    const PLAIN: [&str; 16] = [
+        "ffn_gate_inp.weight",
+        "ffn_gate_exps.weight",
+        "ffn_up_exps.weight",
+        "ffn_down_exps.weight",
+        "ffn_gate_inp.bias",
+        "ffn_gate_inp.scale",
+        "ffn_gate_up_exps.weight",
+        "ffn_down_exps.scale",
+        "ffn_gate_exps.bias",
+        "ffn_up_exps.bias",
+        "ffn_down_exps.bias",
+        "exp_probs_b.bias",
+        "ffn_gate_inp_shexp.weight",
+        "ffn_gate_shexp.weight",
+        "ffn_up_shexp.weight",
+        "ffn_down_shexp.weight",
+    ];
+    let belongs = |name: &str| ["_exps", "_shexp", "exp_probs", "gate_inp"].iter().any(|p| name.contains(p));
+    let other = layer.tensors.iter().any(|rule| belongs(rule.name) && !PLAIN.contains(&rule.name));
     let too_many = experts.count > MOST_EXPERTS || experts.used > MOST_VISITS;
     match () {
-        () if experts.shared.is_some() => Some("experts that every token visits"),
-        () if experts.groups.is_some() => Some("experts in groups"),
         () if experts.weighs_input => Some("experts whose inputs are weighed"),
-        () if experts.latent.is_some() => Some("experts of narrower rows"),
-        () if other || too_many || !experts.width.is_multiple_of(TILE) => Some("experts of this kind"),
-        () if !experts.activation.gated() || Curve::of(experts.activation).is_none() => {
-            Some("this activation")
-        }
+        () if other || too_many => Some("experts of this kind"),
+        () if Curve::of(experts.activation).is_none() => Some("this activation"),
         () => None,
     }
 }
 
-impl Loader<'_> {
-    /// The norm of this name.
-    pub fn norm(&self, prefix: &str) -> Result<NormPart> {
-        let mut weights = self.gguf.require(&format!("{prefix}.weight"))?.to_f32();
-        let bias = self.vector(&format!("{prefix}.bias"));
-        let has_bias = bias.is_some();
-        weights.extend(bias.into_iter().flatten());
-        Ok(NormPart { weights: self.gpu.upload_floats(prefix, &weights), has_bias })
-    }
-
+impl Uploader<'_> {
     /// Layer `index` of the model.
     pub fn layer(&self, index: usize) -> Result<LayerParts> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let (layer, blueprint) = (&self.blueprint.layers[index], self.blueprint);
-        let Attention::Softmax(spec) = layer.attention else {
-            return Err(Error::unsupported("recurrent layers on this device"));
-        };
+        let layer = &self.blueprint.layers[index];
         let network = match layer.feed_forward {
-            FeedForward::Dense(dense) => self.dense(index, dense)?,
-            FeedForward::Experts(experts) => self.experts(index, experts)?,
-            FeedForward::None | FeedForward::Both(..) => {
-                return Err(Error::unsupported("experts beside a network on this device"));
+            FeedForward::Dense(dense) => Some(self.dense(index, dense)?),
+            FeedForward::Experts(experts) => Some(self.experts(index, experts)?),
+            FeedForward::None => None,
+            FeedForward::Both(dense, experts) => {
+                let beside = BesideParts {
+                    dense_norm_after: self.norm(&name("post_ffw_norm_1"))?,
+                    experts: self.experts(index, experts)?,
+                    experts_norm_after: self.norm(&name("post_ffw_norm_2"))?,
+                };
+                Some(NetworkParts { beside: Some(Box::new(beside)), ..self.dense(index, dense)? })
             }
         };
-        let fused = name("attn_qkv");
-        let qkv = match self.gguf.info(&format!("{fused}.weight")) {
-            Some(_) => self.matrices(&[&fused])?,
-            None => self.matrices(&[&name("attn_q"), &name("attn_k"), &name("attn_v")])?,
-        };
-        let dim = blueprint.kv.head_dim;
-        let norms = ["attn_q_norm.weight", "attn_k_norm.weight"].map(|suffix| self.vector(&name(suffix)));
-        let has_head_norms = norms.each_ref().map(Option::is_some);
-        let both: Vec<f32> =
-            norms.into_iter().flat_map(|norm| norm.unwrap_or_else(|| vec![0.0; dim])).collect();
         let norm = |suffix: &str| {
             let prefix = name(suffix);
-            self.gguf.info(&format!("{prefix}.weight")).map(|_| self.norm(&prefix)).transpose()
+            let is_there = |name: &str| self.gguf.info(name).is_some();
+            let is_there = is_there(&prefix) || is_there(&format!("{prefix}.weight"));
+            is_there.then(|| self.norm(&prefix)).transpose()
         };
         // Some families call the norm of what goes into the network so.
         let after = match layer.feed_forward_norm {
@@ -236,19 +217,9 @@ impl Loader<'_> {
                 after: [after, norm("post_ffw_norm")?],
             },
             parallel: layer.parallel(),
-            spec,
-            qkv,
-            head_norms: self.gpu.upload_floats("head norms", &both),
-            has_head_norms,
-            sinks: self
-                .vector(&name("attn_sinks.weight"))
-                .map(|sinks| self.gpu.upload_floats("sinks", &sinks)),
-            out: self.matrices(&[&name("attn_output")])?,
-            gate_up: network.gate_up,
-            width: network.width,
-            curve: network.curve,
-            down: network.down,
-            experts: network.experts,
+            mixer: self.mixer(index)?,
+            network,
+            scale: self.vector(&name(LAYER_SCALE)).and_then(|scale| scale.first().copied()),
         })
     }
 
@@ -263,152 +234,64 @@ impl Loader<'_> {
             true => (Kernel::Gate(curve), self.matrices(&[&name("ffn_gate"), &name("ffn_up")])?),
         };
         let down = self.matrices(&[&name("ffn_down")])?;
-        Ok(NetworkParts { gate_up, width: dense.width, curve, down, experts: None })
+        Ok(NetworkParts { gate_up, width: dense.width, curve, down, experts: None, beside: None })
     }
 
     /// All experts' matrices, each of one format and in one binding; the rows of gate and up of an expert one behind the other.
     fn experts(&self, index: usize, spec: Experts) -> Result<NetworkParts> {
         let name = |suffix: &str| layer_name(index, suffix);
         let curve = Curve::of(spec.activation).ok_or_else(|| Error::unsupported("this activation"))?;
-        let one = |what: &str, mut parts: Vec<Part>, ggml_type: u32, places: Places| -> Result<Vec<Part>> {
-            if parts.len() != 1 {
-                return Err(Error::unsupported(format!(
-                    "{what} in one binding on this device; `--device cpu` computes them"
-                )));
-            }
-            let kernel = self.gpu.kernel(Kernel::Matmul { ggml_type, rows: 1, places });
-            parts.iter_mut().for_each(|part| part.kernels = [kernel.clone(), kernel.clone()]);
-            Ok(parts)
+        let gated = spec.activation.gated();
+        let kernel = if gated { Kernel::Gate(curve) } else { Kernel::Curve(curve) };
+        let fused = self.gguf.info(&name("ffn_gate_up_exps.weight")).is_some();
+        let sides = match (fused, gated) {
+            (true, _) => vec![self.rows(&name("ffn_gate_up_exps"))?],
+            (false, true) => vec![self.rows(&name("ffn_gate_exps"))?, self.rows(&name("ffn_up_exps"))?],
+            (false, false) => vec![self.rows(&name("ffn_up_exps"))?],
         };
-        let (gate, up, down) = (
-            self.gguf.require(&name("ffn_gate_exps.weight"))?,
-            self.gguf.require(&name("ffn_up_exps.weight"))?,
-            self.gguf.require(&name("ffn_down_exps.weight"))?,
-        );
-        if gate.format != up.format || !self.blueprint.hidden.is_multiple_of(TILE) {
-            return Err(Error::unsupported(
-                "experts of several formats on this device; `--device cpu` computes them",
-            ));
-        }
-        let both: Vec<&[u8]> = (0..spec.count)
-            .flat_map(|e| [rows_of(&gate, e, spec.width), rows_of(&up, e, spec.width)].concat())
-            .collect();
-        let mut gate_up = Vec::new();
-        upload(self.gpu, gate.format, gate.cols(), &both, &[], 0, &mut gate_up)?;
-        let rows: Vec<&[u8]> = down.bytes.chunks_exact(down.bytes.len() / down.rows()).collect();
-        let mut parts = Vec::new();
-        upload(self.gpu, down.format, down.cols(), &rows, &[], 0, &mut parts)?;
+        let gate_up = self.stack("gates of all experts", sides, spec.count, Places::Visits)?;
+        let down = vec![self.rows(&name("ffn_down_exps"))?];
+        let down = self.stack("all experts", down, spec.count, Places::Experts)?;
+        let shared = spec.shared.map(|width| {
+            let sides = ["ffn_gate_shexp", "ffn_up_shexp"].map(name);
+            let sides: Vec<&str> = sides[usize::from(!gated)..].iter().map(String::as_str).collect();
+            let gate_up = self.matrices(&sides)?;
+            Ok::<_, Error>(SharedParts { gate_up, width, down: self.matrices(&[&name("ffn_down_shexp")])? })
+        });
+        let gate = name("ffn_gate_inp_shexp");
+        let mut router = vec![name("ffn_gate_inp")];
+        router.extend(self.gguf.info(&format!("{gate}.weight")).map(|_| gate));
+        let router: Vec<&str> = router.iter().map(String::as_str).collect();
+        let selection = self.vector(&name("exp_probs_b.bias")).map(|added| (Aside::Added, added));
+        let factors = self.vector(&name("ffn_down_exps.scale")).map(|factors| (Aside::Factors, factors));
+        let aside =
+            selection.or(factors).map(|(what, values)| (what, self.gpu.upload_floats("aside", &values)));
+        let norms = self.vector(&name("ffn_gate_inp.scale")).map(|scale| {
+            let root = 1.0 / (self.blueprint.hidden as f32).sqrt();
+            let weights: Vec<f32> = scale.into_iter().map(|scale| scale * root).collect();
+            let weights = self.gpu.upload_floats("norm", &weights);
+            Ok::<_, Error>([NormPart { weights, has_bias: false }, self.norm(&name("pre_ffw_norm_2"))?])
+        });
+        let latent = spec.latent.map(|width| {
+            let side = |suffix: &str| self.matrices(&[&name(suffix)]);
+            Ok::<_, Error>(([side("ffn_latent_down")?, side("ffn_latent_up")?], width))
+        });
         Ok(NetworkParts {
-            gate_up: one("gates of all experts", gate_up, gate.format.ggml_type, Places::Visits)?,
+            gate_up: vec![gate_up],
             width: spec.width,
-            curve: Kernel::Gate(curve),
-            down: one("all experts", parts, down.format.ggml_type, Places::Experts)?,
-            experts: Some(ExpertParts { router: self.matrices(&[&name("ffn_gate_inp")])?, spec }),
+            curve: kernel,
+            down: vec![down],
+            experts: Some(ExpertParts {
+                router: self.matrices(&router)?,
+                norms: norms.transpose()?,
+                aside,
+                latent: latent.transpose()?,
+                spec,
+                shared: shared.transpose()?,
+            }),
+            beside: None,
         })
     }
-
-    /// The head: its own matrix, or the embedding table.
-    pub fn head(&self) -> Result<Vec<Part>> {
-        self.matrices(&[if self.blueprint.head.tied { "token_embd" } else { "output" }])
-    }
-
-    fn vector(&self, name: &str) -> Option<Vec<f32>> {
-        self.gguf.tensor(name).map(|tensor| tensor.to_f32())
-    }
-
-    /// The matrices of these names, their rows one after the other in as few parts as formats, biases and the device's
-    /// bindings allow.
-    fn matrices(&self, prefixes: &[&str]) -> Result<Vec<Part>> {
-        let mut parts = Vec::new();
-        let mut first = 0;
-        let mut at = 0;
-        while at < prefixes.len() {
-            let tensor = |prefix: &&str| self.gguf.require(&format!("{prefix}.weight"));
-            let bias = |prefix: &str| self.vector(&format!("{prefix}.bias"));
-            let one = tensor(&prefixes[at])?;
-            let has_bias = bias(prefixes[at]).is_some();
-            let mut joined = vec![one];
-            for prefix in &prefixes[at + 1..] {
-                let next = tensor(prefix)?;
-                if next.format != one.format || bias(prefix).is_some() != has_bias {
-                    break;
-                }
-                joined.push(next);
-            }
-            let biases: Vec<f32> =
-                prefixes[at..at + joined.len()].iter().filter_map(|prefix| bias(prefix)).flatten().collect();
-            at += joined.len();
-            let row_bytes = one.bytes.len() / one.rows();
-            let rows: Vec<&[u8]> =
-                joined.iter().flat_map(|tensor| tensor.bytes.chunks_exact(row_bytes)).collect();
-            first = upload(self.gpu, one.format, one.cols(), &rows, &biases, first, &mut parts)?;
-        }
-        Ok(parts)
-    }
-}
-
-/// The rows of one of the experts whose matrices are stacked in `tensor`, `rows` each.
-fn rows_of<'t>(tensor: &Tensor<'t>, expert: usize, rows: usize) -> Vec<&'t [u8]> {
-    let bytes = tensor.bytes.len() / tensor.rows();
-    tensor.bytes[expert * rows * bytes..][..rows * bytes].chunks_exact(bytes).collect()
-}
-
-/// Uploads `rows` of one format, whose products begin in column `first` of the result; returns the column behind them.
-pub(super) fn upload(
-    gpu: &Gpu,
-    format: &'static Format,
-    cols: usize,
-    rows: &[&[u8]],
-    biases: &[f32],
-    first: usize,
-    parts: &mut Vec<Part>,
-) -> Result<usize> {
-    let Format { name, integer, ggml_type, .. } = *format;
-    let Some(stored) = DeviceFormat::of(ggml_type) else {
-        return Err(Error::unsupported(format!(
-            "weights in format {name} on this device; `--device cpu` computes them"
-        )));
-    };
-    if integer && !cols.is_multiple_of(ACTIVATION_BLOCK) {
-        return Err(Error::unsupported(format!("rows of {cols} values in format {name} on this device")));
-    }
-    // One word more, so that bytes that lie across two words need no care at the end.
-    let row_words = row_bytes(format, rows[0].len()).div_ceil(4) + 1;
-    let limit = usize::try_from(gpu.info().binding_bytes).unwrap_or(usize::MAX);
-    let most = limit / (4 * row_words * TILE) * TILE;
-    if most == 0 {
-        return Err(Error::unsupported(format!("rows of {cols} values in format {name} on this device")));
-    }
-    let places = Places::Rows;
-    let kernels = [1, ROWS].map(|rows| gpu.kernel(Kernel::Matmul { ggml_type, rows, places }));
-    let mut first = first;
-    for (index, rows) in rows.chunks(most).enumerate() {
-        let bytes = rows.len().next_multiple_of(TILE) * row_words * 4;
-        let memory = gpu.reserve(bytes)?;
-        let matrix = gpu.buffer(name, bytes);
-        let piece = (PIECE / (4 * row_words * TILE)).max(1) * TILE;
-        for (at, rows) in rows.chunks(piece).enumerate() {
-            gpu.write(&matrix, at * piece * row_words * 4, &tiled(rows, row_words, &stored));
-        }
-        gpu.check()?;
-        let own = biases.get(index * most..).map(|rest| &rest[..rows.len().min(rest.len())]);
-        let bias = own.filter(|own| !own.is_empty()).map(|own| gpu.upload_floats("bias", own));
-        let (rows, kernels) = (rows.len(), kernels.clone());
-        parts.push(Part {
-            matrix,
-            integer,
-            bias,
-            rows,
-            cols,
-            row_words,
-            first,
-            kernels,
-            bytes,
-            _memory: memory,
-        });
-        first += rows;
-    }
-    Ok(first)
 }
 
 /// Bytes that the matrices of the layers `layers`, each with what a session of `context` positions remembers there, take on a
@@ -432,33 +315,11 @@ pub(in crate::executor) fn needed_bytes(
             .sum()
     };
     let head = if blueprint.head.tied { "token_embd.weight" } else { "output.weight" };
-    let state = state::growth_bytes(blueprint.kv, context);
     let layer = |index: u32| {
         let prefix = format!("blk.{index}.");
+        let pages = PageKind::of(blueprint.state_kind(index as usize));
+        let state: u64 = pages.into_iter().map(|page| page.growth_bytes(context)).sum();
         of(&|name| name.starts_with(&prefix)) + state
     };
     ((layers.start()..layers.end()).map(layer).collect(), of(&|name| name == head))
-}
-
-/// Rows of bytes as words, tile by tile: word `k` of the 32 rows of a tile side by side.
-fn tiled(rows: &[&[u8]], row_words: usize, format: &DeviceFormat) -> Vec<u32> {
-    let mut all = vec![0u32; rows.len().next_multiple_of(TILE) * row_words];
-    let mut other = Vec::new();
-    for (at, row) in rows.iter().enumerate() {
-        let row = match format.repack {
-            None => row,
-            Some(repack) => {
-                other.clear();
-                repack(row, &mut other);
-                &other[..]
-            }
-        };
-        let tile = at / TILE * TILE * row_words + at % TILE;
-        for (k, bytes) in row.chunks(4).enumerate() {
-            let mut word = [0; 4];
-            word[..bytes.len()].copy_from_slice(bytes);
-            all[tile + k * TILE] = u32::from_le_bytes(word);
-        }
-    }
-    all
 }

@@ -2,7 +2,9 @@
 fn rows_of_out() -> u32 { return pass_info[0] * params[9]; }
 fn products() -> u32 { return 1u; }
 fn matrix_of(visit: u32, product: u32) -> u32 {
-    return aside[2u * params[9] * (visit / params[9]) + visit % params[9]] * params[8];
+    return aside[(2u * params[9] + 1u) * (visit / params[9]) + visit % params[9]] * params[8];
 }
 fn row_of(visit: u32, product: u32) -> u32 { return visit / params[9]; }
-fn joined(made: f32, product: f32, visit: u32, number: u32) -> f32 { return product; }
+fn joined(made: f32, product: f32, visit: u32, number: u32, output: u32) -> f32 {
+    return biased(product, matrix_of(visit, number) / params[8], output);
+}

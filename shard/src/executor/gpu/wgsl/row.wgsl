@@ -9,6 +9,8 @@
 @group(0) @binding(6) var<storage, read_write> scales_out: array<f32>;
 @group(0) @binding(7) var<storage, read_write> sums_out: array<i32>;
 
+var<workgroup> sums_of_threads: array<f32, 64>;
+
 fn quantize(row: u32, cols: u32, b: u32) {
     let at = row * cols + 32u * b;
     var largest = 0u;
