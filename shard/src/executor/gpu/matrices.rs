@@ -58,6 +58,21 @@ pub(super) struct Rows<'t> {
     bias: Option<Vec<f32>>,
 }
 
+impl<'t> Rows<'t> {
+    /// Whether rows of both fit in one matrix.
+    pub fn alike(&self, other: &Rows<'_>) -> bool {
+        self.format == other.format && self.cols == other.cols && self.bias.is_some() == other.bias.is_some()
+    }
+
+    /// Puts `more` rows, which are alike, behind these.
+    pub fn extend(&mut self, more: Rows<'t>) {
+        self.rows.extend(more.rows);
+        if let (Some(bias), Some(more)) = (&mut self.bias, more.bias) {
+            bias.extend(more);
+        }
+    }
+}
+
 /// Reads tensors of a model whose blueprint has accepted all names and shapes.
 pub(super) struct Uploader<'a> {
     pub gguf: &'a Gguf,
@@ -115,7 +130,7 @@ impl Uploader<'_> {
         let refused = |why: &str| {
             Error::unsupported(format!("{what} {why} on this device; `--device cpu` computes them"))
         };
-        if sides.iter().any(|side| side.format != format || side.bias.is_some() != sides[0].bias.is_some()) {
+        if !sides.iter().all(|side| side.alike(&sides[0])) {
             return Err(refused("of several formats"));
         }
         let zeros = vec![0; sides[0].rows[0].len()];
@@ -144,9 +159,8 @@ impl Uploader<'_> {
     /// Rows one after the other, in as few parts as formats, biases and the device's bindings allow; their products begin in
     /// column `first` of the result.
     pub fn join(&self, all: Vec<Rows<'_>>, mut first: usize) -> Result<Vec<Part>> {
-        let alike = |a: &Rows<'_>, b: &Rows<'_>| a.format == b.format && a.bias.is_some() == b.bias.is_some();
         let mut parts = Vec::new();
-        for joined in all.chunk_by(alike) {
+        for joined in all.chunk_by(Rows::alike) {
             let biases: Vec<f32> =
                 joined.iter().flat_map(|rows| rows.bias.iter().flatten()).copied().collect();
             let rows: Vec<&[u8]> = joined.iter().flat_map(|rows| &rows.rows).copied().collect();

@@ -42,11 +42,12 @@ pub(super) struct SoftmaxParts {
 /// Latent attention.
 pub(super) struct LatentParts {
     pub spec: Latent,
-    /// The narrow row that queries are made of, its norm and its width.
-    pub narrow: Option<(Vec<Part>, wgpu::Buffer, usize)>,
+    /// The norm and the width of the narrow row that queries are made of.
+    pub narrow: Option<(wgpu::Buffer, usize)>,
     pub q: Vec<Part>,
-    /// The latent and the rotated key, and the norm of the former.
+    /// That row, where there is one, and the latent and the rotated key.
     pub row: Vec<Part>,
+    /// The norm of the latent.
     pub row_norm: wgpu::Buffer,
     /// For each head what its query is multiplied by, and what its result is.
     pub keys: Part,
@@ -135,9 +136,8 @@ impl MixerWidths {
             Attention::Mamba2(shape) => Self::of_mamba2(shape),
             Attention::Beside(softmax, shape) => Self::of_softmax(heads, softmax).max(Self::of_mamba2(shape)),
             Attention::Latent(latent) => Self {
-                projected: latent.rank + latent.rotated,
+                projected: latent.query_rank.unwrap_or(0) + latent.rank + latent.rotated,
                 inputs: heads * latent.query(),
-                narrow: latent.query_rank.unwrap_or(0),
                 queries: heads * latent.shape().head_dim,
                 attended: heads * latent.rank,
                 mixed: heads * latent.value,
@@ -253,8 +253,7 @@ impl MixerParts {
         match self {
             Self::Softmax(parts) => bytes(&parts.qkv),
             Self::Latent(parts) => {
-                let narrow = parts.narrow.as_ref().map_or(0, |(narrow, ..)| bytes(narrow));
-                narrow + bytes(&parts.q) + bytes(&parts.row) + parts.keys.bytes + parts.values.bytes
+                bytes(&parts.q) + bytes(&parts.row) + parts.keys.bytes + parts.values.bytes
             }
             Self::Delta(parts) => {
                 let narrow = parts.narrow.iter().flat_map(|narrow| narrow.inner.iter().chain(&narrow.outer));
@@ -335,11 +334,13 @@ impl Uploader<'_> {
         let name = |suffix: &str| layer_name(index, suffix);
         let norm =
             |suffix: &str| Ok::<_, Error>(self.gpu.upload_floats(suffix, &self.values(index, suffix)?));
-        let (narrow, q) = match spec.query_rank {
-            None => (None, self.matrices(&[&name("attn_q")])?),
+        let row = name("attn_kv_a_mqa");
+        let (narrow, q, row) = match spec.query_rank {
+            None => (None, self.matrices(&[&name("attn_q")])?, self.matrices(&[&row])?),
             Some(rank) => {
-                let narrow = (self.matrices(&[&name("attn_q_a")])?, norm("attn_q_a_norm.weight")?, rank);
-                (Some(narrow), self.matrices(&[&name("attn_q_b")])?)
+                let narrow = Some((norm("attn_q_a_norm.weight")?, rank));
+                let row = self.matrices(&[&name("attn_q_a"), &row])?;
+                (narrow, self.matrices(&[&name("attn_q_b")])?, row)
             }
         };
         let heads = |what: &str, suffix: &str| {
@@ -350,7 +351,7 @@ impl Uploader<'_> {
             spec,
             narrow,
             q,
-            row: self.matrices(&[&name("attn_kv_a_mqa")])?,
+            row,
             row_norm: norm("attn_kv_a_norm.weight")?,
             keys: heads("keys of all heads", "attn_k_b")?,
             values: heads("values of all heads", "attn_v_b")?,

@@ -134,23 +134,18 @@ impl<'a> Binder<'a> {
         let [heads, query, plain, rotated, rank, value] = sizes.map(|size| size as u32);
         let dim = rotated + rank;
         let raw = &scratch.mixer.inputs;
-        let made = (&scratch.mixer.projected, dim as usize);
-        match narrow {
-            None => {
-                self.products("query", q, (raw, b.heads * spec.query()), None);
-                self.products("latent", row, made, None);
-            }
-            Some((narrow, norm, width)) => {
-                self.products("narrow query", narrow, (&scratch.narrow[0], *width), None);
-                self.products("latent", row, made, None);
-                let params = [*width as u32, spec.eps.to_bits(), 0];
-                let kernel = Kernel::Norm { center: false };
-                self.made("norm", kernel, &params, (&scratch.narrow[0], norm), Groups::Rows);
-                self.products("query", q, (raw, b.heads * spec.query()), None);
-            }
+        let narrow_width = narrow.as_ref().map_or(0, |(_, width)| *width as u32);
+        let stride = narrow_width + dim;
+        self.products("latent", row, (&scratch.mixer.projected, stride as usize), None);
+        if let Some((norm, width)) = narrow {
+            let params = [*width as u32, spec.eps.to_bits(), 0, stride];
+            let kernel = Kernel::Norm { center: false };
+            self.made("norm", kernel, &params, (&scratch.mixer.projected, norm), Groups::Rows);
         }
+        self.products("query", q, (raw, b.heads * spec.query()), None);
         let (turning, apart, angles) = self.rotation(b, spec.rope);
-        let params = [heads, query, plain, rotated, rank, held, turning, apart, spec.eps.to_bits()];
+        let eps = spec.eps.to_bits();
+        let params = [heads, query, plain, rotated, rank, held, turning, apart, eps, stride, narrow_width];
         let buffers = [raw, &scratch.mixer.projected, angles, row_norm, &scratch.mixer.queries, pages];
         let groups = Groups::Each(heads + 1);
         self.one("rotation and storing", Kernel::LatentHeads, &params, &buffers, groups);

@@ -4,8 +4,9 @@
 //! specification. A pass is one command buffer: per layer a norm, the products of queries, keys and values, their rotation
 //! and storing, attention, the output, a norm, the products of gate and up, the activation, the product of down; rows are rounded
 //! for the next matrix by the dispatch that makes them. Ten dispatches a layer where the matrices of one step have one format, as
-//! many where a layer recurs (products, convolution, recurrence, gate), 23 at most (latent attention and experts, one of which
-//! every row visits). Embedding rows are read from the file by the processor; what comes back are the rows that were asked for.
+//! many where it recurs (products, convolution, recurrence, gate), two more with experts, six more with latent attention. An
+//! expert that every row visits is one more of the others where it is as wide and in the same formats; else it takes four.
+//! Embedding rows are read from the file by the processor; what comes back are the rows that were asked for.
 //!
 //! What layers remember stays in the device's memory: pages of keys and values or of latents (`state`), vectors of layers that
 //! recur with their checkpoints (`vector`). Snapshots are those of the processor.

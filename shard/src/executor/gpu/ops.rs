@@ -118,7 +118,7 @@ fn floats(words: Vec<u32>) -> Vec<f32> {
 fn rows(
     gpu: &Gpu,
     kernel: Kernel,
-    params: [u32; 3],
+    params: [u32; 4],
     (src, weight): (&[f32], &[f32]),
     n: usize,
 ) -> Result<RoundedRows> {
@@ -140,14 +140,14 @@ fn rows(
 /// # Errors
 /// [`Error::Invalid`] when the device fails, as in all functions here.
 pub fn round(gpu: &Gpu, x: &[f32], cols: usize) -> Result<RoundedRows> {
-    rows(gpu, Kernel::Copy, [cols as u32, 0, 0], (x, &[]), x.len() / cols)
+    rows(gpu, Kernel::Copy, [cols as u32, 0, 0, 0], (x, &[]), x.len() / cols)
 }
 
 /// Norms of rows; see [`crate::kernels::Cpu::rms_norm`] and [`crate::kernels::Cpu::layer_norm`].
 pub fn norm(gpu: &Gpu, job: &NormJob<'_>) -> Result<Vec<f32>> {
     let (cols, has_bias) = (job.weight.len(), job.bias.is_some());
     let weight = [job.weight, job.bias.unwrap_or_default()].concat();
-    let params = [cols as u32, job.eps.to_bits(), u32::from(has_bias)];
+    let params = [cols as u32, job.eps.to_bits(), u32::from(has_bias), 0];
     let kernel = Kernel::Norm { center: has_bias };
     Ok(rows(gpu, kernel, params, (job.x, &weight), job.x.len() / cols)?.x)
 }
@@ -157,7 +157,7 @@ pub fn activate(gpu: &Gpu, activation: Activation, gate: &[f32], up: Option<&[f3
     let curve = Curve::of(activation).ok_or_else(|| Error::unsupported("this activation on this device"))?;
     let kernel = if up.is_some() { Kernel::Gate(curve) } else { Kernel::Curve(curve) };
     let both = [gate, up.unwrap_or_default()].concat();
-    Ok(rows(gpu, kernel, [gate.len() as u32, 0, 0], (&both, &[]), 1)?.x)
+    Ok(rows(gpu, kernel, [gate.len() as u32, 0, 0, 0], (&both, &[]), 1)?.x)
 }
 
 /// Matrix times the rows `x`, `[rows of x][rows of the matrix]`.

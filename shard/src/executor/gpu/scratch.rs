@@ -85,11 +85,12 @@ impl NetworkWidths {
                 most.beside = b.hidden;
             }
             let Some(experts) = layer.feed_forward.experts() else { continue };
-            most.inner = most.inner.max(experts.used * experts.width);
+            let visits = experts.used + usize::from(experts.shared == Some(experts.width));
+            most.inner = most.inner.max(visits * experts.width);
             most.shared = most.shared.max(experts.shared.unwrap_or(0));
             most.latent = most.latent.max(experts.latent.unwrap_or(0));
             most.scores = most.scores.max(experts.count + usize::from(experts.shared_gate));
-            most.visits = most.visits.max(experts.used);
+            most.visits = most.visits.max(visits);
         }
         most
     }

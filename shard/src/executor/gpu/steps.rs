@@ -11,7 +11,7 @@ use super::{
     source::{Kernel, ROWS},
     weights::{ExpertParts, LayerNorms, LayerParts, NetworkParts, SharedParts},
 };
-use crate::models::{Blueprint, Experts, Groups as Grouping, NormKind, Router};
+use crate::models::{Blueprint, Groups as Grouping, NormKind, Router};
 
 /// One dispatch: kernels for one row and for several, what they read and write, workgroups.
 struct Step {
@@ -151,8 +151,8 @@ impl Binder<'_> {
         let kernel = self.gpu.kernel(kernel);
         let weights = norm.map_or(&self.scratch.nothing, |(norm, _)| &norm.weights);
         let params = match norm {
-            Some((norm, eps)) => [cols as u32, eps.to_bits(), u32::from(norm.has_bias)],
-            None => [cols as u32, 0, 0],
+            Some((norm, eps)) => [cols as u32, eps.to_bits(), u32::from(norm.has_bias), 0],
+            None => [cols as u32, 0, 0, 0],
         };
         let [row, codes, scales, sums] = &self.scratch.row;
         let buffers = [from, weights, aside.unwrap_or(row), codes, scales, sums];
@@ -167,9 +167,9 @@ impl Binder<'_> {
         (x, b): (&wgpu::Buffer, &Blueprint),
         aside: bool,
     ) {
-        let ExpertParts { router, norms, aside: beside, latent, spec, shared } = parts;
+        let ExpertParts { router, norms, aside: beside, latent, spec, shared, one_more } = parts;
         let NetworkScratch { scores, chosen, .. } = &self.scratch.network;
-        let used = spec.used as u32;
+        let visited = parts.visits() as u32;
         let logits = router.iter().map(|part| part.rows).sum();
         if let Some([norm, _]) = norms {
             self.residual(x, Some(norm), b);
@@ -187,7 +187,7 @@ impl Binder<'_> {
         let groups = spec.groups.unwrap_or(Grouping { count: 1, used: 1, best: 1 });
         let params = [
             spec.count as u32,
-            used,
+            spec.used as u32,
             kind,
             u32::from(shares),
             spec.scale.to_bits(),
@@ -196,6 +196,7 @@ impl Binder<'_> {
             groups.count as u32,
             groups.used as u32,
             groups.best as u32,
+            u32::from(*one_more),
         ];
         let beside = beside.as_ref().map_or(&self.scratch.nothing, |(_, values)| values);
         let buffers = [scores, beside, chosen];
@@ -210,9 +211,9 @@ impl Binder<'_> {
             self.products("narrow rows", down, (narrow, *width), None);
             self.row(Kernel::Copy, (narrow, *width), None, None);
         }
-        let visits = Groups::Visits((sides * width).div_ceil(64) as u32, used);
-        self.visits("gate, up", &network.gate_up, (inner, sides * width), (spec, [0, 0]), visits);
-        self.rows(network.curve, (inner, width), None, None, Groups::EachVisit(used));
+        let visits = Groups::Visits((sides * width).div_ceil(64) as u32, visited);
+        self.visits("gate, up", &network.gate_up, (inner, sides * width), (parts, [0, 0]), visits);
+        self.rows(network.curve, (inner, width), None, None, Groups::EachVisit(visited));
         let added = match (aside || latent.is_some(), b.residual_scale) {
             (true, _) => [0, 0],
             (false, 1.0) => [1, 0],
@@ -221,7 +222,7 @@ impl Binder<'_> {
         let to = if aside { &self.scratch.made } else { x };
         let (out, width) = latent.as_ref().map_or((to, b.hidden), |(_, width)| (mixed, *width));
         let rows = Groups::Each(width.div_ceil(64) as u32);
-        self.visits("down", &network.down, (out, width), (spec, added), rows);
+        self.visits("down", &network.down, (out, width), (parts, added), rows);
         if let Some(([_, up], width)) = latent {
             self.row(Kernel::Copy, (mixed, *width), None, None);
             self.leave("wide rows", up, (x, b), aside);
@@ -230,7 +231,7 @@ impl Binder<'_> {
         self.row(network.curve, (&self.scratch.network.shared, *width), None, None);
         for part in down {
             let [rows, cols, words] = [part.rows, part.cols, part.row_words].map(|size| size as u32);
-            let params = [rows, cols, words, b.hidden as u32, part.first as u32, 0, 3, 0, 2 * used + 1];
+            let params = [rows, cols, words, b.hidden as u32, part.first as u32, 0, 3, 0, 2 * visited + 1];
             let groups = Groups::Matrix(rows.div_ceil(64));
             self.matrix(("down of all", part.bytes), part, &params, (chosen, to), groups);
         }
@@ -242,15 +243,16 @@ impl Binder<'_> {
         name: &'static str,
         parts: &[Part],
         (out, outputs): (&wgpu::Buffer, usize),
-        (spec, [adds, factor]): (&Experts, [u32; 2]),
+        (experts, [adds, factor]): (&ExpertParts, [u32; 2]),
         groups: Groups,
     ) {
         for part in parts {
             let [outputs, cols, words] = [outputs, part.cols, part.row_words].map(|size| size as u32);
-            let (used, biases_at) = (spec.used as u32, part.biases_at.unwrap_or(0) as u32);
+            let (visited, biases_at) = (experts.visits() as u32, part.biases_at.unwrap_or(0) as u32);
             let words_of_one = outputs.next_multiple_of(TILE as u32) * words;
-            let params = [outputs, cols, words, outputs, 0, 0, adds, factor, words_of_one, used, biases_at];
-            let about = (name, part.bytes / spec.count * spec.used);
+            let params =
+                [outputs, cols, words, outputs, 0, 0, adds, factor, words_of_one, visited, biases_at];
+            let about = (name, part.bytes / experts.count() * experts.visits());
             self.matrix(about, part, &params, (&self.scratch.network.chosen, out), groups);
         }
     }

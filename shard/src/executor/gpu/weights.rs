@@ -4,7 +4,7 @@ use scheduler::LayerRange;
 
 use super::{
     formats::row_bytes,
-    matrices::{NormPart, Part, TILE, Uploader, bytes},
+    matrices::{NormPart, Part, Rows, TILE, Uploader, bytes},
     mixers::{MixerParts, beyond_mixer},
     pool::PageKind,
     source::{Curve, Kernel, Places},
@@ -80,7 +80,22 @@ pub(super) struct ExpertParts {
     /// The matrices into the narrower rows that experts read and out of those that they give, and their width.
     pub latent: Option<([Vec<Part>; 2], usize)>,
     pub spec: Experts,
+    /// The expert that all rows visit, where it is not one more of the others.
     pub shared: Option<SharedParts>,
+    /// Whether it is: as wide and in the same formats, behind them.
+    pub one_more: bool,
+}
+
+impl ExpertParts {
+    /// Experts that a row visits.
+    pub fn visits(&self) -> usize {
+        self.spec.used + usize::from(self.one_more)
+    }
+
+    /// Experts in the stacks.
+    pub fn count(&self) -> usize {
+        self.spec.count + usize::from(self.one_more)
+    }
 }
 
 /// What a router has beside scores.
@@ -105,18 +120,17 @@ impl LayerParts {
 
     /// Bytes of those that a token passes through.
     pub fn bytes_per_token(&self) -> usize {
-        self.bytes_with(|spec| spec.used as f64 / spec.count as f64)
+        self.bytes_with(|experts| experts.visits() as f64 / experts.count() as f64)
     }
 
-    fn bytes_with(&self, share: impl Fn(&Experts) -> f64) -> usize {
+    fn bytes_with(&self, share: impl Fn(&ExpertParts) -> f64) -> usize {
         let of = |parts: &NetworkParts| {
             let network = bytes(&parts.gate_up) + bytes(&parts.down);
-            let Some(ExpertParts { router, latent, spec, shared, .. }) = &parts.experts else {
-                return network;
-            };
+            let Some(experts) = &parts.experts else { return network };
+            let ExpertParts { router, latent, shared, .. } = experts;
             let shared = shared.as_ref().map_or(0, |s| bytes(&s.gate_up) + bytes(&s.down));
             let latent: usize = latent.iter().flat_map(|(sides, _)| sides).map(|side| bytes(side)).sum();
-            bytes(router) + latent + shared + (network as f64 * share(spec)) as usize
+            bytes(router) + latent + shared + (network as f64 * share(experts)) as usize
         };
         let network = self
             .network
@@ -237,6 +251,19 @@ impl Uploader<'_> {
         Ok(NetworkParts { gate_up, width: dense.width, curve, down, experts: None, beside: None })
     }
 
+    /// Puts the expert that all rows visit behind the others, where its matrices are alike; says whether it did.
+    fn joins<'t>(&'t self, index: usize, sides: &mut [Rows<'t>], down: &mut Rows<'t>) -> Result<bool> {
+        let names = ["ffn_gate_shexp", "ffn_up_shexp"];
+        let names = names[names.len() - sides.len()..].iter().chain(["ffn_down_shexp"].iter());
+        let own = names.map(|suffix| self.rows(&layer_name(index, suffix))).collect::<Result<Vec<_>>>()?;
+        let mut all: Vec<&mut Rows<'t>> = sides.iter_mut().chain([down]).collect();
+        if !all.iter().zip(&own).all(|(all, own)| all.alike(own)) {
+            return Ok(false);
+        }
+        all.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
+        Ok(true)
+    }
+
     /// All experts' matrices, each of one format and in one binding; the rows of gate and up of an expert one behind the other.
     fn experts(&self, index: usize, spec: Experts) -> Result<NetworkParts> {
         let name = |suffix: &str| layer_name(index, suffix);
@@ -244,15 +271,18 @@ impl Uploader<'_> {
         let gated = spec.activation.gated();
         let kernel = if gated { Kernel::Gate(curve) } else { Kernel::Curve(curve) };
         let fused = self.gguf.info(&name("ffn_gate_up_exps.weight")).is_some();
-        let sides = match (fused, gated) {
+        let mut sides = match (fused, gated) {
             (true, _) => vec![self.rows(&name("ffn_gate_up_exps"))?],
             (false, true) => vec![self.rows(&name("ffn_gate_exps"))?, self.rows(&name("ffn_up_exps"))?],
             (false, false) => vec![self.rows(&name("ffn_up_exps"))?],
         };
-        let gate_up = self.stack("gates of all experts", sides, spec.count, Places::Visits)?;
-        let down = vec![self.rows(&name("ffn_down_exps"))?];
-        let down = self.stack("all experts", down, spec.count, Places::Experts)?;
-        let shared = spec.shared.map(|width| {
+        let mut down = self.rows(&name("ffn_down_exps"))?;
+        let may_join = spec.shared == Some(spec.width) && spec.latent.is_none() && !fused;
+        let one_more = may_join && self.joins(index, &mut sides, &mut down)?;
+        let count = spec.count + usize::from(one_more);
+        let gate_up = self.stack("gates of all experts", sides, count, Places::Visits)?;
+        let down = self.stack("all experts", vec![down], count, Places::Experts)?;
+        let shared = spec.shared.filter(|_| !one_more).map(|width| {
             let sides = ["ffn_gate_shexp", "ffn_up_shexp"].map(name);
             let sides: Vec<&str> = sides[usize::from(!gated)..].iter().map(String::as_str).collect();
             let gate_up = self.matrices(&sides)?;
@@ -288,6 +318,7 @@ impl Uploader<'_> {
                 latent: latent.transpose()?,
                 spec,
                 shared: shared.transpose()?,
+                one_more,
             }),
             beside: None,
         })

@@ -1,7 +1,7 @@
 // One workgroup a query head of a row, and one more for what its position stores: the part that rotates, in front, and for the latter
 // the normed latent, as f16.
 // params: 0 query heads, 1 width of a query, 2 its values in front of those that rotate, 3 how many of these, 4 width of the latent,
-// 5 layer, 6 values that turn, 7 pairs stand apart, 8 bits of eps.
+// 5 layer, 6 values that turn, 7 pairs stand apart, 8 bits of eps, 9 stride of the rows with the latent, 10 its first column.
 
 @group(0) @binding(1) var<storage, read> params: array<u32>;
 @group(0) @binding(2) var<storage, read> raw: array<f32>;
@@ -23,13 +23,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let rank = params[4];
     let dim = rotated + rank;
     let is_query = group.x < heads;
-    var begin = row * dim + rank;
+    let latent = row * params[9] + params[10];
+    var begin = latent + rank;
     if (is_query) { begin = (row * heads + group.x) * params[1] + params[2]; }
     for (var i = t; i < rotated; i = i + 64u) {
         if (is_query) { x[i] = raw[begin + i]; } else { x[i] = made[begin + i]; }
     }
     if (!is_query) {
-        for (var i = t; i < rank; i = i + 64u) { x[rotated + i] = made[row * dim + i]; }
+        for (var i = t; i < rank; i = i + 64u) { x[rotated + i] = made[latent + i]; }
     }
     workgroupBarrier();
     if (!is_query) {

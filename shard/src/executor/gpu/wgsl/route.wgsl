@@ -2,7 +2,8 @@
 // the expert that all rows visit, as `cpu::experts` chooses them.
 // params: 0 experts, 1 visited, 2 router (0 softmax, 1 softmax of the chosen, 2 sigmoid), 3 weights are divided by their sum,
 // 4 bits of the factor, 5 logits of a row, 6 what `aside` has (1 what is added for the choice alone, 2 factors on weights), 7 groups, 8 groups that stay open, 9 how many
-// of the best of a group speak for it. A logit more than there are experts is the gate of the one that all visit.
+// of the best of a group speak for it, 10 the one that all rows visit is one more expert, behind the others. A logit more than there
+// are experts is its gate.
 
 @group(0) @binding(1) var<storage, read> params: array<u32>;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
@@ -100,7 +101,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         sum = 0.0;
         for (var i = 0u; i < used; i = i + 1u) { sum = f_add(sum, shares[i]); }
     }
-    let at = (2u * used + 1u) * group.x;
+    let visited = used + params[10];
+    let at = (2u * visited + 1u) * group.x;
     for (var i = 0u; i < used; i = i + 1u) {
         shares[i] = f_mul(f_div(shares[i], sum), bitcast<f32>(params[4]));
         if (params[6] == 2u) { shares[i] = f_mul(shares[i], aside[ids[i]]); }
@@ -109,9 +111,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
             if (ids[other] < ids[i]) { place = place + 1u; }
         }
         chosen[place] = ids[i];
-        chosen[place + used] = bitcast<u32>(shares[i]);
+        chosen[place + visited] = bitcast<u32>(shares[i]);
     }
     var whole = 1.0;
     if (params[5] > count) { whole = f_sigmoid(logits[base + count]); }
-    chosen[at + 2u * used] = bitcast<u32>(whole);
+    if (params[10] != 0u) {
+        chosen[at + used] = count;
+        chosen[at + visited + used] = bitcast<u32>(whole);
+    }
+    chosen[at + 2u * visited] = bitcast<u32>(whole);
 }

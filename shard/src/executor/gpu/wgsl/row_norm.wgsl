@@ -1,4 +1,5 @@
-    let base = row * cols;
+    // params: 3 stride of the source, or 0 where its rows are as wide.
+    let base = row * select(params[3], cols, params[3] == 0u);
     var mean = 0.0;
     if (CENTER) {
         if (t < 16u) {
@@ -25,5 +26,5 @@
         let x = f_mul(f_add(src[base + i], f_neg(mean)), inverse);
         var y = 0.0;
         if (params[2] != 0u) { y = f_fma(x, weight[i], weight[cols + i]); } else { y = f_mul(x, weight[i]); }
-        row_out[base + i] = y;
+        row_out[row * cols + i] = y;
     }
