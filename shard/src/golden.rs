@@ -409,7 +409,7 @@ const MODELS: &[Case] = &[
         },
         format: "q8_0",
         experts: Some((6, 2)),
-        tokens: 260,
+        ..PLAIN
     },
     Case {
         name: "model-mamba2-q8_0",
@@ -418,7 +418,6 @@ const MODELS: &[Case] = &[
             mamba: Mamba2Shape { heads: 4, head_dim: 48, state: 32, groups: 2, kernel: 4 },
         },
         format: "q8_0",
-        tokens: 260,
         ..PLAIN
     },
 ];
