@@ -5,7 +5,7 @@ use super::{
 };
 
 impl Blueprint {
-    /// The first part of the model, by its name, that [`crate::executor`]s of other devices do not compute.
+    /// The first part of the model, by its name, that candle does not compute.
     pub fn beyond_plain(&self) -> Option<&'static str> {
         let other = |activation: Activation| {
             use Activation::{GatedGelu, GatedSilu, Gelu};
@@ -57,8 +57,8 @@ impl Blueprint {
         self.layers.iter().find_map(beyond)
     }
 
-    /// The first part of a layer with softmax attention, by its name, that only [`crate::executor::cpu`] and the oracle compute.
-    pub fn unusual(&self, layer: &Layer) -> Option<&'static str> {
+    /// The first part of a layer with softmax attention, by its name, that is more than plain attention.
+    fn unusual(&self, layer: &Layer) -> Option<&'static str> {
         let Attention::Softmax(softmax) = layer.attention else { return None };
         match () {
             () if softmax.kv != self.kv => Some("heads of several widths"),

@@ -7,7 +7,7 @@ use super::{
         DeltaColumns, DeltaParts, LatentParts, Mamba2Parts, MixerParts, NarrowGates, ShortConvParts,
         SoftmaxParts,
     },
-    source::{Convolution, Kernel},
+    source::{Attending, Convolution, Kernel},
     steps::{Binder, Groups},
 };
 use crate::{
@@ -83,24 +83,17 @@ impl<'a> Binder<'a> {
         let SoftmaxParts { spec, sinks, .. } = parts;
         let [heads, kv_heads, dim] = [b.heads, spec.kv.kv_heads, spec.kv.head_dim].map(|size| size as u32);
         let (scratch, q_width) = (self.scratch, b.heads * spec.kv.head_dim);
-        let words = kv_heads * dim;
-        let params = [
-            heads,
-            kv_heads,
-            dim,
-            held,
-            spec.window.map_or(u32::MAX, |window| window as u32),
-            spec.scale.to_bits(),
-            spec.softcap.map_or(0, f32::to_bits),
-            u32::from(sinks.is_some()),
-            words,
-            words / 2,
-            dim,
-        ];
-        let sinks = sinks.as_ref().unwrap_or(&scratch.nothing);
-        let kernel = Kernel::Attention { capped: spec.softcap.is_some(), wide: dim > 256 };
-        let buffers = [&scratch.mixer.queries, pages, sinks, &scratch.mixer.attended];
-        self.one("attention", kernel, &params, &buffers, Groups::Each(heads));
+        let attending = Attending {
+            heads: b.heads,
+            shape: spec.kv,
+            arena: held,
+            words: kv_heads * dim,
+            window: spec.window,
+            scale: spec.scale,
+            softcap: spec.softcap,
+            has_sinks: sinks.is_some(),
+        };
+        self.attend(&attending, pages, sinks.as_ref());
         if spec.gated {
             let params = [q_width as u32, 2 * (heads + kv_heads) * dim, dim];
             return self.made(
@@ -114,6 +107,14 @@ impl<'a> Binder<'a> {
         let norm = norm.map(|norm| (norm, b.norm.eps));
         let kernel = norm.map_or(Kernel::Copy, |_| Kernel::Norm { center: false });
         self.row(kernel, (&scratch.mixer.attended, q_width), norm, None);
+    }
+
+    /// Attention of the queries over `pages`.
+    fn attend(&mut self, attending: &Attending, pages: &wgpu::Buffer, sinks: Option<&wgpu::Buffer>) {
+        let (mixer, sinks) = (&self.scratch.mixer, sinks.unwrap_or(&self.scratch.nothing));
+        let buffers = [&mixer.queries, pages, sinks, &mixer.attended];
+        let groups = Groups::Each(attending.heads as u32);
+        self.one("attention", attending.kernel(), &attending.params(), &buffers, groups);
     }
 
     /// How many values of a head turn in the rotation `rope`, whether pairs stand apart, and the angles.
@@ -151,11 +152,17 @@ impl<'a> Binder<'a> {
         self.one("rotation and storing", Kernel::LatentHeads, &params, &buffers, groups);
         self.copied((raw, plain), query, heads);
         self.heads("absorbed query", keys, (&scratch.mixer.queries, dim, rotated), heads);
-        let scale = spec.scale.to_bits();
-        let params = [heads, 1, dim, held, u32::MAX, scale, 0, 0, dim / 2, rotated / 2, rank];
-        let buffers = [&scratch.mixer.queries, pages, &scratch.nothing, &scratch.mixer.attended];
-        let kernel = Kernel::Attention { capped: false, wide: true };
-        self.one("attention", kernel, &params, &buffers, Groups::Each(heads));
+        let attending = Attending {
+            heads: b.heads,
+            shape: spec.shape(),
+            arena: held,
+            words: dim / 2,
+            window: None,
+            scale: spec.scale,
+            softcap: None,
+            has_sinks: false,
+        };
+        self.attend(&attending, pages, None);
         self.copied((&scratch.mixer.attended, rank), rank, heads);
         self.heads("value", values, (&scratch.mixer.mixed, value, 0), heads);
         self.row(Kernel::Copy, (&scratch.mixer.mixed, b.heads * spec.value), None, None);

@@ -3,7 +3,7 @@
 use super::{
     device::{Gpu, dispatch, words},
     matrices::{Biases, upload},
-    source::{Curve, Kernel, Places, ROWS},
+    source::{Attending, Curve, Kernel, Places, ROWS},
 };
 use crate::{
     Error, Result,
@@ -238,30 +238,21 @@ pub fn attention(gpu: &Gpu, job: &AttentionJob<'_>) -> Result<Vec<f32>> {
     let (everything, q) = (info(0), gpu.upload_floats("q", job.q));
     let buffers = [&everything, &stored, &all, &nothing, &nothing, &gpu.buffer("none", 16), &arena];
     run(gpu, Kernel::Heads, &buffers, [2 * key_heads, positions as u32], &[])?;
-    // A value that is the end of its key is read there.
-    let value = job.shape.value_dim() as u32;
-    let value_at = if job.shape.latent.is_some() { (dim - value) / 2 } else { key_heads * dim / 2 };
-    let params = gpu.upload(
-        "params",
-        &[
-            heads,
-            key_heads,
-            dim,
-            0,
-            job.window.map_or(u32::MAX, |window| window as u32),
-            job.scale.to_bits(),
-            job.softcap.map_or(0, f32::to_bits),
-            u32::from(job.sinks.is_some()),
-            key_heads * dim,
-            value_at,
-            value,
-        ],
-    );
+    let attending = Attending {
+        heads: job.heads,
+        shape: job.shape,
+        arena: 0,
+        words: key_heads * dim,
+        window: job.window,
+        scale: job.scale,
+        softcap: job.softcap,
+        has_sinks: job.sinks.is_some(),
+    };
+    let params = gpu.upload("params", &attending.params());
     let sinks = gpu.upload_floats("sinks", job.sinks.unwrap_or(&[0.0]));
-    let bytes = 4 * n * job.heads * value as usize;
+    let bytes = 4 * n * job.heads * job.shape.value_dim();
     let (last, out) = (info(positions - n), gpu.buffer("out", bytes));
     let buffers = [&last, &params, &q, &arena, &sinks, &out];
-    let kernel = Kernel::Attention { capped: job.softcap.is_some(), wide: job.shape.latent.is_some() };
-    let back = run(gpu, kernel, &buffers, [heads, n as u32], &[(&out, bytes)])?;
+    let back = run(gpu, attending.kernel(), &buffers, [heads, n as u32], &[(&out, bytes)])?;
     Ok(floats(back.into_iter().flatten().collect()))
 }

@@ -6,7 +6,10 @@
 use std::fmt::Write;
 
 use super::formats::DeviceFormat;
-use crate::{kernels::math, models::Activation};
+use crate::{
+    kernels::{KvShape, math},
+    models::Activation,
+};
 
 /// Rows of activations that one thread multiplies with what it decodes of the matrix, where a pass has several.
 pub(super) const ROWS: u32 = 4;
@@ -76,6 +79,53 @@ pub(super) enum Kernel {
     Read,
     /// One float operation on many operands.
     Probe(&'static str),
+}
+
+/// Widest head of the narrow kernel of attention.
+const NARROW_HEAD: usize = 256;
+
+/// Attention over pages as its kernel is told of it.
+pub(super) struct Attending {
+    /// Query heads.
+    pub heads: usize,
+    pub shape: KvShape,
+    /// The number of the arena.
+    pub arena: u32,
+    /// Words of a position in a page.
+    pub words: u32,
+    pub window: Option<usize>,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub has_sinks: bool,
+}
+
+impl Attending {
+    /// The kernel that is wide enough.
+    pub fn kernel(&self) -> Kernel {
+        let wide = self.shape.latent.is_some() || self.shape.head_dim > NARROW_HEAD;
+        Kernel::Attention { capped: self.softcap.is_some(), wide }
+    }
+
+    /// Its parameters, as `wgsl/attention.wgsl` names them.
+    pub fn params(&self) -> [u32; 11] {
+        let sizes = [self.heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim()];
+        let [heads, kv_heads, dim, value] = sizes.map(|size| size as u32);
+        // A value that is the end of its key is read there; others lie behind all keys.
+        let value_at = if self.shape.latent.is_some() { (dim - value) / 2 } else { self.words / 2 };
+        [
+            heads,
+            kv_heads,
+            dim,
+            self.arena,
+            self.window.map_or(u32::MAX, |window| window as u32),
+            self.scale.to_bits(),
+            self.softcap.map_or(0, f32::to_bits),
+            u32::from(self.has_sinks),
+            self.words,
+            value_at,
+            value,
+        ]
+    }
 }
 
 /// What is convolved.

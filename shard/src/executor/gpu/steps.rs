@@ -148,7 +148,6 @@ impl Binder<'_> {
             Kernel::Copy => "rounding",
             _ => "activation",
         };
-        let kernel = self.gpu.kernel(kernel);
         let weights = norm.map_or(&self.scratch.nothing, |(norm, _)| &norm.weights);
         let params = match norm {
             Some((norm, eps)) => [cols as u32, eps.to_bits(), u32::from(norm.has_bias), 0],
@@ -156,7 +155,7 @@ impl Binder<'_> {
         };
         let [row, codes, scales, sums] = &self.scratch.row;
         let buffers = [from, weights, aside.unwrap_or(row), codes, scales, sums];
-        self.add((name, 0), [kernel.clone(), kernel], &params, &buffers, groups);
+        self.one(name, kernel, &params, &buffers, groups);
     }
 
     /// The network of experts of the row, added to the residual row `x` or put aside.
@@ -440,7 +439,6 @@ impl Steps {
     /// The dispatches that find the `most` largest logits of each row, at most [`super::scratch::MOST_TOP`].
     pub fn of_top(shard: &GpuShard, scratch: &Scratch, most: usize) -> Self {
         let mut binder = Binder { gpu: &shard.gpu, scratch, info: &scratch.info[1], steps: Vec::new() };
-        let kernel = shard.gpu.kernel(Kernel::Top);
         let vocab = shard.blueprint.vocab;
         let parts = vocab.div_ceil(TOP_PART);
         let ties = u32::from(most == 1);
@@ -451,8 +449,7 @@ impl Steps {
         ];
         for ((count, part, found, groups), buffers) in sizes.into_iter().zip(buffers) {
             let params = [count as u32, most as u32, part as u32, found, groups as u32, ties];
-            let kernels = [kernel.clone(), kernel.clone()];
-            binder.add(("largest logits", 0), kernels, &params, &buffers, Groups::Each(groups as u32));
+            binder.one("largest logits", Kernel::Top, &params, &buffers, Groups::Each(groups as u32));
         }
         Self(binder.steps)
     }

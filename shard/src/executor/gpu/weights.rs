@@ -143,13 +143,11 @@ impl LayerParts {
 /// Why layers of `blueprint` are not computed here, by the first part that is missing.
 pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
     let other = |layer: &Layer| {
-        beyond_mixer(blueprint, layer).or_else(|| match &layer.feed_forward {
-            FeedForward::Experts(experts) => beyond_experts(layer, experts),
-            FeedForward::Dense(dense) if Curve::of(dense.activation).is_none() => Some("this activation"),
-            FeedForward::Dense(_) => None,
-            FeedForward::Both(_, experts) => beyond_experts(layer, experts),
-            FeedForward::None => None,
-        })
+        let dense = layer.feed_forward.dense().filter(|dense| Curve::of(dense.activation).is_none());
+        let experts = layer.feed_forward.experts();
+        beyond_mixer(blueprint, layer)
+            .or(dense.map(|_| "this activation"))
+            .or_else(|| experts.and_then(|experts| beyond_experts(layer, experts)))
     };
     if blueprint.per_layer.is_some() {
         return Some("per-layer embeddings");

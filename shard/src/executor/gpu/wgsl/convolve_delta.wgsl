@@ -17,8 +17,8 @@ fn beside(row: u32, t: u32) {
     let dim = params[7];
     let lane = t % 16u;
     // Heads of queries and then of keys, four at a time, sixteen threads each.
-    for (var first = 0u; first < 2u * params[6]; first = first + 4u) {
-        let head = first + t / 16u;
+    for (var four = 0u; four < 2u * params[6]; four = four + 4u) {
+        let head = four + t / 16u;
         let at = row * params[0] + head * dim;
         var sum = 0.0;
         if (head < 2u * params[6]) {
