@@ -41,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attention;
+pub mod experts;
 mod id;
 pub mod layer_cost;
 mod layers;
@@ -84,6 +85,7 @@ pub mod rng;
 
 pub use attention::AttentionKind;
 pub use capability::{BadClaim, Capability, Claim, Holding};
+pub use experts::ExpertRange;
 pub use id::{ModelId, NodeId, OperatorId, SessionId};
 pub use layers::{LayerRange, LayerSet};
 pub use pipeline::{Gap, Pipeline, Segment};

@@ -3,11 +3,21 @@
 
 mod common;
 
-use common::{bits, fast, goldens, open, tokens, whole};
-use scheduler::LayerRange;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use common::{bits, fast, fixtures, goldens, open, tokens, whole};
+use scheduler::{ExpertRange, LayerRange};
 use shard::{
     Error,
-    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, argmax, cpu::Shard},
+    executor::{
+        Capacity, Ends, Executor, ExpertWork, Input, Item, Options, Output, RemoteExperts, Workspace, argmax,
+        cpu::Shard, whole_range,
+    },
+    gguf::Gguf,
+    models::Blueprint,
     state::SessionState,
 };
 
@@ -201,4 +211,126 @@ fn truncation_goes_back_in_time() {
     assert!(bits(ws.logits(0)) == early);
     shard.prefill(&mut ws, &mut kv, &prompt[200..]).unwrap();
     assert!(bits(ws.logits(0)) == late);
+}
+
+/// Shards with some experts each, as other nodes that compute them.
+struct Others {
+    shards: Vec<(ExpertRange, Shard, Workspace)>,
+    outputs: Vec<f32>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl RemoteExperts for Others {
+    fn ask(&mut self, work: ExpertWork<'_>) -> Result<(), Error> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.outputs.clear();
+        for (experts, shard, ws) in &mut self.shards {
+            let of: Vec<_> = work.visits.iter().copied().filter(|visit| experts.contains(visit.0)).collect();
+            let mut outputs = Vec::new();
+            shard.experts(ws, ExpertWork { visits: &of, ..work }, &mut outputs)?;
+            self.outputs.extend(outputs);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<&[f32], Error> {
+        Ok(&self.outputs)
+    }
+}
+
+/// Experts of every layer on three machines, for every fixture that has experts: the bits of one machine, in chunks and steps.
+#[test]
+fn experts_elsewhere_give_the_bits_of_one_machine() {
+    let mut seen = 0;
+    for name in fixtures() {
+        let gguf = open(&name);
+        let blueprint = Blueprint::from_gguf(&gguf).unwrap();
+        let counts = blueprint.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+        let Some(count) = counts.map(|experts| experts.count as u32).min() else { continue };
+        seen += 1;
+        let golden = &goldens(&name)[0];
+        let (range, capacity) =
+            (whole_range(&gguf).unwrap(), Capacity { rows: 24, items: 1, logit_rows: 24 });
+        let part = |experts: Option<ExpertRange>| {
+            let options = Options { context: Some(golden.context) };
+            let shard = Shard::load_experts(&gguf, fast(), range, Ends::BOTH, options, experts).unwrap();
+            let ws = Workspace::new(&shard, capacity).unwrap();
+            (shard, ws)
+        };
+        let run = |shard: &Shard, ws: &mut Workspace| {
+            let mut state = shard.new_state();
+            let mut logits = Vec::new();
+            for chunk in golden.ids.chunks(24).chain(golden.ids.chunks(1).take(4)) {
+                let item = Item { state: &mut state, input: Input::Tokens(chunk), output: Output::All };
+                shard.forward(ws, &mut [item]).unwrap();
+                logits.extend_from_slice(ws.logits(0));
+            }
+            bits(&logits)
+        };
+        let (whole, mut ws) = part(None);
+        let expected = run(&whole, &mut ws);
+        let (a, b) = (count / 3, count - count / 3);
+        let ranges = [(0, a), (a, b), (b, count)].map(|(from, to)| ExpertRange::new(from, to).unwrap());
+        // Whichever of the three leads: its own experts come first, in between or last.
+        for lead in 0..3 {
+            let (shard, mut ws) = part(Some(ranges[lead]));
+            assert!(shard.resident_bytes() < whole.resident_bytes(), "{name}: some experts take less");
+            let lacking = Item {
+                state: &mut shard.new_state(),
+                input: Input::Tokens(&golden.ids),
+                output: Output::Last,
+            };
+            let error = shard.forward(&mut ws, &mut [lacking]).unwrap_err().to_string();
+            assert!(error.contains("not all experts"), "{name}: {error}");
+            let asked = Arc::new(AtomicUsize::new(0));
+            let others = ranges.iter().enumerate().filter(|(at, _)| *at != lead);
+            let shards = others.map(|(_, range)| {
+                let (shard, ws) = part(Some(*range));
+                (*range, shard, ws)
+            });
+            let others = Others { shards: shards.collect(), outputs: Vec::new(), asked: asked.clone() };
+            ws.ask_of(Box::new(others));
+            assert!(run(&shard, &mut ws) == expected, "{name}: experts led by {:?}", ranges[lead]);
+            assert!(asked.load(Ordering::Relaxed) > 0);
+        }
+    }
+    assert!(seen >= 10, "only {seen} fixtures with experts");
+}
+
+#[test]
+fn experts_of_no_layer_are_refused() {
+    let (moe, dense) = (open("qwen3moe"), open("llama"));
+    let load = |gguf: &Arc<Gguf>, start, end| {
+        let (range, experts) = (whole_range(gguf).unwrap(), ExpertRange::new(start, end));
+        Shard::load_experts(gguf, fast(), range, Ends::BOTH, Options::default(), experts).map(drop)
+    };
+    let why = |result: Result<(), Error>| result.unwrap_err().to_string();
+    assert!(
+        why(load(&moe, 0, 1_000)).contains("experts 0..1000 of layers with"),
+        "{}",
+        why(load(&moe, 0, 1_000))
+    );
+    assert!(why(load(&dense, 0, 1)).contains("which has none"));
+    let range = whole_range(&moe).unwrap();
+    let held = ExpertRange::new(0, 2);
+    let shard = Shard::load_experts(&moe, fast(), range, Ends::BOTH, Options::default(), held).unwrap();
+    let mut ws = Workspace::new(&shard, Capacity::one_session(4)).unwrap();
+    let rows = vec![0.5; 2 * shard.blueprint().hidden];
+    let mut ask = |layer, visits: &[(u32, u32)], rows: &[f32]| {
+        shard.experts(&mut ws, ExpertWork { layer, visits, rows }, &mut Vec::new())
+    };
+    assert!(ask(0, &[(0, 0), (0, 1), (1, 1)], &rows).is_ok());
+    for (layer, visits, rows, said) in [
+        (0, &[(2, 0)][..], &rows[..], "expert 2 is not here"),
+        (0, &[(1, 0), (0, 0)], &rows, "out of order"),
+        (0, &[(0, 2)], &rows, "none of 2 rows"),
+        (0, &[(0, 0); 5], &rows, "more than a pass takes"),
+        (0, &[(0, 0)], &rows[1..], "none of"),
+        (u32::MAX, &[(0, 0)], &rows, "beyond all models"),
+        (99, &[(0, 0)], &rows, "layers 99..100"),
+        (0, &[(0, 0)], &[f32::NAN; 64], "not finite"),
+    ] {
+        let error = ask(layer, visits, rows).unwrap_err().to_string();
+        assert!(error.contains(said), "{visits:?}: {error}");
+    }
 }

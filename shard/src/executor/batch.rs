@@ -1,6 +1,6 @@
 //! Which items a pass takes: the checks that every executor makes before it computes anything.
 
-use scheduler::LayerRange;
+use scheduler::{ExpertRange, LayerRange};
 
 use super::{Capacity, Ends, Executor, Gave, Input, Item, Options, Output, Pass};
 use crate::{Error, Result, models::Blueprint, round::Rounding};
@@ -61,6 +61,20 @@ pub(super) fn check_load(
         return Err(Error::invalid(format!("a context of {context}: this model allows 1 to {trained}")));
     }
     Ok(context)
+}
+
+/// Refuses experts that layers do not have, and those of a model without any.
+pub(super) fn check_experts(blueprint: &Blueprint, experts: ExpertRange) -> Result<()> {
+    let counts = blueprint.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+    match counts.map(|experts| experts.count).min() {
+        None => {
+            Err(Error::invalid(format!("experts {experts} of {}, which has none", blueprint.architecture)))
+        }
+        Some(count) if experts.end() as usize > count => {
+            Err(Error::invalid(format!("experts {experts} of layers with {count}")))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// Refuses layers that are not among those held.

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
-use scheduler::LayerRange;
+use scheduler::{ExpertRange, LayerRange};
 
 #[cfg(feature = "candle")]
 use super::candle::{CandleShard, Keep};
@@ -376,6 +376,28 @@ pub fn load(
         }
         Device::Reference => Box::new(Reference::load(gguf, layers, ends, options, Arithmetic::Rounded)?),
     })
+}
+
+/// As [`load`], with only `experts` of those layers that have any. Passes need a workspace that asks for the others
+/// ([`Workspace::ask_of`](super::Workspace::ask_of)).
+///
+/// # Errors
+/// Those of [`load`]; [`Error::Invalid`] for experts that a layer does not have; [`Error::Unsupported`] for other devices than the
+/// processor.
+pub fn load_experts(
+    device: &Device,
+    gguf: &Arc<Gguf>,
+    layers: LayerRange,
+    ends: Ends,
+    options: Options,
+    experts: ExpertRange,
+) -> Result<Box<dyn Executor>> {
+    match device {
+        Device::Cpu(cpu) => {
+            Ok(Box::new(Shard::load_experts(gguf, cpu.clone(), layers, ends, options, Some(experts))?))
+        }
+        _ => Err(Error::unsupported("some experts of a layer on this device: choose `--device cpu`")),
+    }
 }
 
 #[cfg(test)]

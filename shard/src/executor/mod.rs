@@ -41,6 +41,7 @@ pub mod gpu;
 mod host;
 mod pooled;
 pub mod reference;
+mod remote_experts;
 mod run;
 #[cfg(feature = "gpu")]
 mod spare;
@@ -59,8 +60,9 @@ use crate::{
     state::{Evicting, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, GpuName, gpus, load, overdue};
+pub use device::{Device, DeviceName, GpuName, gpus, load, load_experts, overdue};
 pub use pooled::{Pooled, Pooling};
+pub use remote_experts::{ExpertWork, RemoteExperts};
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Gave, Workspace};
 
@@ -274,6 +276,17 @@ pub trait Executor: Send + Sync {
     /// whose rows are no whole blocks; for hidden states of an executor without the head; and when a value coming in, going
     /// out or being rounded is not finite. No state is advanced then.
     fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()>;
+
+    /// What experts held here give for `work`, which another node routed: the output of every visit in the order of the visits,
+    /// `[visits][width]`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for executors that compute no experts by themselves; [`Error::Invalid`] for experts that are not
+    /// held, rows that are none of the work's, visits out of order, more rows than the workspace takes, and values that are
+    /// not finite.
+    fn experts(&self, _ws: &mut Workspace, _work: ExpertWork<'_>, _out: &mut Vec<f32>) -> Result<()> {
+        Err(Error::unsupported(format!("experts by themselves on {}: choose the processor", self.device())))
+    }
 
     /// [`Executor::pass`] over `layers`, rounding at `rounding`, up to rows or logits.
     ///

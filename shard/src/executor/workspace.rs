@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use super::Executor;
+use super::{Executor, RemoteExperts};
 use crate::{Error, Result};
 
 /// How much one pass may carry.
@@ -56,6 +56,10 @@ pub trait Buffers: Any + Send {
 
     /// Forgets the results of the last pass, so that a failed one leaves none behind.
     fn clear(&mut self);
+
+    /// From now on passes ask `remote` for what experts give that the executor lacks. Those of executors that hold all have
+    /// no use for it.
+    fn ask_of(&mut self, _remote: Box<dyn RemoteExperts>) {}
 }
 
 /// The buffers of one executor's passes, whichever it is; holds the results of the last pass.
@@ -120,6 +124,11 @@ impl Workspace {
     /// [`Executor::states`] or, where the executor keeps them as processors do, that gave logits; else empty.
     pub fn states(&self, index: usize) -> &[f32] {
         self.buffers.given(Gave::States, index)
+    }
+
+    /// See [`Buffers::ask_of`].
+    pub fn ask_of(&mut self, remote: Box<dyn RemoteExperts>) {
+        self.buffers.ask_of(remote);
     }
 
     /// See [`Buffers::clear`].

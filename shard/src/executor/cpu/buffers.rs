@@ -1,7 +1,7 @@
 //! The buffers of a forward pass, made once.
 
 use super::{
-    super::{Gave, batch::Span},
+    super::{Gave, RemoteExperts, batch::Span, remote_experts::Elsewhere},
     Buffers, Capacity, Shard,
 };
 use crate::{
@@ -232,6 +232,8 @@ pub(super) struct Routing {
     pub shared: Vec<f32>,
     /// The output of the network beside the experts, `[rows][hidden]`.
     pub beside: Vec<f32>,
+    /// What experts elsewhere compute.
+    pub elsewhere: Elsewhere,
 }
 
 impl CpuBuffers {
@@ -282,6 +284,7 @@ impl CpuBuffers {
                 output: buffer(hidden),
                 shared: buffer(1),
                 beside: buffer(if both { hidden } else { 0 }),
+                elsewhere: Elsewhere::default(),
             },
         };
         Self {
@@ -351,6 +354,10 @@ impl Buffers for CpuBuffers {
 
     fn clear(&mut self) {
         self.spans.clear();
+    }
+
+    fn ask_of(&mut self, remote: Box<dyn RemoteExperts>) {
+        self.routing.elsewhere.ask_of(remote);
     }
 }
 

@@ -1,11 +1,13 @@
 //! Mixtures of experts: which rows each expert sees, and how its outputs come together.
 
 use super::{
+    super::{ExpertWork, batch::refuse_non_finite},
     buffers::{CpuBuffers, Routing},
     network::{Hidden, product, run_network},
     weights::ExpertWeights,
 };
 use crate::{
+    Error, Result,
     kernels::{Cpu, Target, math},
     models::{Experts, Groups, Router},
 };
@@ -14,13 +16,16 @@ use crate::{
 ///
 /// Every row chooses its experts by its own probabilities, ties to the lower index. Each expert then computes the rows
 /// that chose it at once, and a row adds its experts' outputs in ascending expert order, the shared expert last: an
-/// order that does not depend on the other rows.
+/// order that does not depend on the other rows, nor on which experts are computed elsewhere.
+///
+/// # Errors
+/// When experts that are not here cannot be computed elsewhere.
 pub(super) fn mix(
     cpu: &Cpu,
     (weights, spec, eps): (&ExpertWeights, &Experts, f32),
     ws: &mut CpuBuffers,
-    rows: usize,
-) {
+    (layer, rows): (usize, usize),
+) -> Result<()> {
     let hidden = ws.sizes.hidden;
     let size = rows * hidden;
     let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
@@ -38,7 +43,7 @@ pub(super) fn mix(
     choose(cpu, spec, weights, routing, rows);
     group(spec, routing, rows);
     let width = spec.latent.unwrap_or(hidden);
-    let Routing { members, starts, gathered, output, narrow, mixed, .. } = routing;
+    let Routing { members, starts, gathered, output, narrow, mixed, elsewhere, .. } = routing;
     let (given, sums): (&[f32], &mut [f32]) = match &weights.latent {
         None => (h, &mut *y),
         Some([down, _]) => {
@@ -48,11 +53,28 @@ pub(super) fn mix(
         }
     };
     sums.fill(0.0);
-    for (index, network) in weights.experts.iter().enumerate() {
+    let network = |index: usize| weights.experts.get(index.wrapping_sub(weights.first));
+    if weights.experts.len() < spec.count {
+        elsewhere.begin(rows);
+        for index in (0..spec.count).filter(|index| network(*index).is_none()) {
+            for &(row, weight) in &members[starts[index]..starts[index + 1]] {
+                let x = &given[row as usize * width..][..width];
+                let weigh = |x: &mut [f32]| cpu.scale(x, weight);
+                elsewhere.gather(index as u32, row as usize, x, spec.weighs_input.then_some(&weigh));
+            }
+        }
+        elsewhere.ask(layer as u32)?;
+    }
+    for index in 0..spec.count {
         let members = &members[starts[index]..starts[index + 1]];
         if members.is_empty() {
             continue;
         }
+        let Some(network) = network(index) else {
+            let out = elsewhere.next(members.len(), width)?;
+            add(cpu, spec, (members, out), (sums, width));
+            continue;
+        };
         let x = if members.len() == rows && !spec.weighs_input {
             given
         } else {
@@ -68,10 +90,7 @@ pub(super) fn mix(
             Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut output[..members.len() * width];
         run_network(cpu, network, spec.activation, (x, members.len()), buffers, out);
-        for (&(row, weight), out) in members.iter().zip(out.chunks_exact(width)) {
-            let weight = if spec.weighs_input { 1.0 } else { weight };
-            cpu.add_scaled(&mut sums[row as usize * width..][..width], out, weight);
-        }
+        add(cpu, spec, (members, out), (sums, width));
     }
     if let Some([_, up]) = &weights.latent {
         product(cpu, &mut ws.scratch, &mixed[..rows * width], rows, [(up, &mut *y)]);
@@ -94,6 +113,62 @@ pub(super) fn mix(
             cpu.add_scaled(y, out, gate);
         }
     }
+    Ok(())
+}
+
+/// Adds what one expert gives to the rows that chose it.
+fn add(
+    cpu: &Cpu,
+    spec: &Experts,
+    (members, out): (&[(u32, f32)], &[f32]),
+    (sums, width): (&mut [f32], usize),
+) {
+    for (&(row, weight), out) in members.iter().zip(out.chunks_exact(width)) {
+        let weight = if spec.weighs_input { 1.0 } else { weight };
+        cpu.add_scaled(&mut sums[row as usize * width..][..width], out, weight);
+    }
+}
+
+/// What experts give for rows that another node routed, into `out`; see [`super::Executor::experts`].
+pub(super) fn visit(
+    cpu: &Cpu,
+    (weights, spec): (&ExpertWeights, &Experts),
+    ws: &mut CpuBuffers,
+    work: ExpertWork<'_>,
+    out: &mut Vec<f32>,
+) -> Result<()> {
+    let ExpertWork { visits, rows: given, .. } = work;
+    let width = spec.latent.unwrap_or(ws.sizes.hidden);
+    let rows = given.len() / width;
+    if !given.len().is_multiple_of(width) || visits.iter().any(|&(_, row)| row as usize >= rows) {
+        return Err(Error::invalid(format!(
+            "rows of experts that are none of {rows} rows of {width} values"
+        )));
+    }
+    refuse_non_finite(given, "the rows of experts")?;
+    out.clear();
+    out.resize(visits.len() * width, 0.0);
+    let same = |a: &(u32, u32), b: &(u32, u32)| a.0 == b.0;
+    let mut done = 0;
+    let mut before = None;
+    for members in visits.chunk_by(same) {
+        let expert = members[0].0;
+        let network = weights.experts.get((expert as usize).wrapping_sub(weights.first));
+        let network = network.ok_or_else(|| Error::invalid(format!("expert {expert} is not here")))?;
+        if before.replace(expert).is_some_and(|before| before > expert) || members.len() > ws.capacity.rows {
+            return Err(Error::invalid("visits of experts out of order, or more than a pass takes"));
+        }
+        let x = &mut ws.routing.gathered[..members.len() * width];
+        for (&(_, row), to) in members.iter().zip(x.chunks_exact_mut(width)) {
+            to.copy_from_slice(&given[row as usize * width..][..width]);
+        }
+        let buffers =
+            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
+        let to = &mut out[done..done + members.len() * width];
+        run_network(cpu, network, spec.activation, (x, members.len()), buffers, to);
+        done += members.len() * width;
+    }
+    refuse_non_finite(out, "the outputs of experts")
 }
 
 /// The experts of every row with their weights, best first.

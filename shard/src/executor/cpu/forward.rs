@@ -80,7 +80,7 @@ impl Shard {
             if rows == 0 {
                 return Ok(());
             }
-            self.feed_forward(ws, (place, weights), rows);
+            self.feed_forward(ws, (place, weights), rows)?;
             self.add_token(ws, (place, weights), rows);
             if let Some(scale) = weights.scale {
                 self.cpu.scale(&mut ws.x[..rows * ws.sizes.hidden], scale);
@@ -465,12 +465,17 @@ impl Shard {
     }
 
     /// `x += feed_forward(norm(x))`.
-    fn feed_forward(&self, ws: &mut CpuBuffers, (place, layer): (Place, &LayerWeights), rows: usize) {
+    fn feed_forward(
+        &self,
+        ws: &mut CpuBuffers,
+        (place, layer): (Place, &LayerWeights),
+        rows: usize,
+    ) -> Result<()> {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let size = rows * blueprint.hidden;
         let spec = &blueprint.layers[place.layer].feed_forward;
         if *spec == FeedForward::None {
-            return;
+            return Ok(());
         }
         if !blueprint.layers[place.layer].parallel() {
             norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
@@ -489,7 +494,7 @@ impl Shard {
                 );
             }
             (FeedForwardWeights::Experts(weights), FeedForward::Experts(spec)) => {
-                mix(cpu, (weights, spec, blueprint.norm.eps), ws, rows);
+                mix(cpu, (weights, spec, blueprint.norm.eps), ws, (place.layer, rows))?;
             }
             (FeedForwardWeights::Both(both), FeedForward::Both(dense, spec)) => {
                 let eps = blueprint.norm.eps;
@@ -499,7 +504,7 @@ impl Shard {
                 run_network(cpu, &both.dense, dense.activation, (h, rows), buffers, beside);
                 cpu.rms_norm_in_place(beside, blueprint.hidden, Some(&both.dense_norm_after), eps);
                 norm(cpu, blueprint.norm, &both.experts_norm, &ws.x[..size], &mut ws.h[..size]);
-                mix(cpu, (&both.experts, spec, eps), ws, rows);
+                mix(cpu, (&both.experts, spec, eps), ws, (place.layer, rows))?;
                 let y = &mut ws.y[..size];
                 cpu.rms_norm_in_place(y, blueprint.hidden, Some(&both.experts_norm_after), eps);
                 cpu.add(y, &ws.routing.beside[..size]);
@@ -513,6 +518,7 @@ impl Shard {
         if let Some(weights) = &layer.sum_norm {
             norm_sums(cpu, blueprint.norm, weights, ws, rows);
         }
+        Ok(())
     }
 
     /// What the layer makes of the token itself: added to the residual rows or, where they come in streams, to all but the first.

@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, ops::Range};
 
+use scheduler::ExpertRange;
+
 use crate::{
     Result,
     gguf::{Gguf, Tensor},
@@ -26,6 +28,8 @@ pub(super) struct Loader<'a> {
     pub gguf: &'a Gguf,
     pub cpu: &'a Cpu,
     pub blueprint: &'a Blueprint,
+    /// Which experts of a layer, if not all.
+    pub experts: Option<ExpertRange>,
 }
 
 impl Loader<'_> {

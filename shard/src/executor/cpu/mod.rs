@@ -24,10 +24,10 @@ mod weights;
 
 use std::sync::Arc;
 
-use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
+use scheduler::{AttentionKind, CacheType, ExpertRange, LayerRange, SessionKind};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace,
+    Buffers, Capacity, Class, Ends, Executor, ExpertWork, Item, Options, Pass, Workspace,
     batch::{self, refuse_non_finite},
     not_ranked, read_bytes,
     tags::Tags,
@@ -74,10 +74,26 @@ impl Shard {
         ends: Ends,
         options: Options,
     ) -> Result<Self> {
+        Self::load_experts(gguf, cpu, layers, ends, options, None)
+    }
+
+    /// As [`Shard::load`], with only these `experts` of those layers that have any.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`] for experts that a layer does not have.
+    pub fn load_experts(
+        gguf: &Arc<Gguf>,
+        cpu: Arc<Cpu>,
+        layers: LayerRange,
+        ends: Ends,
+        options: Options,
+        experts: Option<ExpertRange>,
+    ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let context = batch::check_load(&blueprint, layers, ends, options)?;
+        experts.map_or(Ok(()), |experts| batch::check_experts(&blueprint, experts))?;
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
-        let loader = load::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
+        let loader = load::Loader { gguf, cpu: &cpu, blueprint: &blueprint, experts };
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
         let head = ends.head.then(|| HeadWeights::load(&loader)).transpose()?;
         let weights = (layers.start()..layers.end())
@@ -224,6 +240,18 @@ impl Executor for Shard {
 
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
         Ok(Box::new(CpuBuffers::new(self, capacity)))
+    }
+
+    fn experts(&self, ws: &mut Workspace, work: ExpertWork<'_>, out: &mut Vec<f32>) -> Result<()> {
+        ws.clear();
+        let ws: &mut CpuBuffers = ws.buffers()?;
+        let layer = LayerRange::new(work.layer, work.layer.saturating_add(1));
+        let layer = layer.ok_or_else(|| Error::invalid("a layer beyond all models"))?;
+        batch::check_held(self.range, layer)?;
+        let weights = self.layers[(work.layer - self.range.start()) as usize].feed_forward.experts();
+        let spec = self.blueprint.layers[work.layer as usize].feed_forward.experts();
+        let known = weights.zip(spec).ok_or_else(|| Error::invalid("experts of a layer that has none"))?;
+        experts::visit(&self.cpu, known, ws, work, out)
     }
 
     fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {

@@ -36,7 +36,10 @@ pub(super) struct ExpertWeights {
     pub factors: Option<Vec<f32>>,
     /// What is added to the scores for the choice alone.
     pub selection: Option<Vec<f32>>,
+    /// The experts held.
     pub experts: Vec<Network>,
+    /// Which one is the first of them.
+    pub first: usize,
     /// The matrices into the narrower rows that experts read and out of those that they give.
     pub latent: Option<[Linear; 2]>,
     /// The gate of the shared expert, one row, if it has one, and the expert.
@@ -261,13 +264,20 @@ impl LayerWeights {
 
     /// Bytes of the matrices that one token passes through when `used` experts are chosen for it.
     pub fn touched_bytes(&self, used: usize) -> usize {
-        let experts = match &self.feed_forward {
-            FeedForwardWeights::Dense(_) | FeedForwardWeights::None => return self.resident_bytes(),
-            FeedForwardWeights::Experts(experts) => experts,
-            FeedForwardWeights::Both(both) => &both.experts,
-        };
+        let Some(experts) = self.feed_forward.experts() else { return self.resident_bytes() };
         let all = experts.experts_bytes();
-        self.resident_bytes() - all + all / experts.experts.len().max(1) * used
+        self.resident_bytes() - all + (all / experts.experts.len().max(1) * used).min(all)
+    }
+}
+
+impl FeedForwardWeights {
+    /// Its experts, if it has any.
+    pub fn experts(&self) -> Option<&ExpertWeights> {
+        match self {
+            Self::None | Self::Dense(_) => None,
+            Self::Experts(experts) => Some(experts),
+            Self::Both(both) => Some(&both.experts),
+        }
     }
 }
 
@@ -494,7 +504,9 @@ impl Loader<'_> {
         let (outer, width) = (spec.latent.unwrap_or(self.blueprint.hidden), spec.width);
         let fused = name("ffn_gate_up_exps");
         let stacked = self.gguf.info(&format!("{fused}.weight")).is_some();
-        let experts = (0..spec.count).map(|e| {
+        let held = self.experts.map_or(0..spec.count, |held| held.start() as usize..held.end() as usize);
+        let first = held.start;
+        let experts = held.map(|e| {
             let part = |part: usize, rows: usize| {
                 if stacked && part < 2 {
                     let first = (2 * e + part) * rows;
@@ -541,6 +553,7 @@ impl Loader<'_> {
             factors: self.vector(&name("ffn_down_exps.scale")),
             selection,
             experts,
+            first,
             latent,
             shared,
         })

@@ -1,0 +1,68 @@
+//! Contiguous runs of the experts of a layer.
+
+use std::fmt;
+
+use crate::LayerRange;
+
+/// Experts `[start, end)` of each of some layers, never empty.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ExpertRange {
+    start: u32,
+    end: u32,
+}
+
+impl ExpertRange {
+    /// The range `[start, end)`, or `None` when it would hold no expert.
+    pub fn new(start: u32, end: u32) -> Option<Self> {
+        (start < end).then_some(Self { start, end })
+    }
+
+    /// First expert held.
+    pub fn start(self) -> u32 {
+        self.start
+    }
+
+    /// One past the last expert held.
+    pub fn end(self) -> u32 {
+        self.end
+    }
+
+    /// Whether `expert` lies inside.
+    pub fn contains(self, expert: u32) -> bool {
+        self.start <= expert && expert < self.end
+    }
+}
+
+impl fmt::Display for ExpertRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
+impl fmt::Debug for ExpertRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Which of `holders`, by place, computes each of `count` experts of layer `layer`, where `own` are computed at home (`None`):
+/// the first that holds it.
+///
+/// # Errors
+/// The first expert that none of them holds.
+pub fn assign(
+    layer: u32,
+    (own, count): (ExpertRange, u32),
+    holders: &[(LayerRange, ExpertRange)],
+) -> Result<Vec<Option<usize>>, u32> {
+    let of = |expert: u32| match own.contains(expert) {
+        true => Ok(None),
+        false => {
+            let holds = |(layers, experts): &(LayerRange, ExpertRange)| {
+                layers.contains(layer) && experts.contains(expert)
+            };
+            holders.iter().position(holds).map(Some).ok_or(expert)
+        }
+    };
+    (0..count).map(of).collect()
+}
