@@ -31,7 +31,7 @@ async fn measure() -> Result<(), node::worker::Fault> {
 
     let mut spec = Spec::new(Source::Embedded);
     spec.program = Some(env!("CARGO_BIN_EXE_shoal").into());
-    spec.threads = Some(1);
+    spec.manners.threads = Some(1);
     let (worker, ready, mut outputs) = spawn(spec).await?;
     let rows = (BYTES / 4 / ready.hidden as usize) as u32;
     let layers = LayerRange::new(1, 2).expect("a layer");

@@ -20,6 +20,7 @@ use std::{
 };
 
 use api::swarm_records::{MAX_NAMES, NodeName};
+use scheduler::NodeId;
 
 use crate::{Error, Result, reports::PeersReport};
 
@@ -27,6 +28,18 @@ use crate::{Error, Result, reports::PeersReport};
 const MAX_BYTES: u64 = 256 << 10;
 /// Two names that are given at once are both kept.
 static WRITING: Mutex<()> = Mutex::new(());
+
+/// The node whose full name is `name`, 64 hex digits.
+///
+/// # Errors
+/// What it is not, for people.
+pub fn full(name: &str) -> Result<NodeId, String> {
+    let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(name.as_bytes()).ok();
+    let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
+    bytes
+        .map(NodeId::new)
+        .ok_or_else(|| format!("\"{name}\" is no node's full name; `shoal peers --json` shows it"))
+}
 
 fn file(home: &Path) -> PathBuf {
     home.join("node-names.json")

@@ -15,11 +15,14 @@ pub enum Plane {
     Packed,
     /// The state of a beginning, for a stage that lacks it; older peers do not know it.
     Pages,
+    /// Rows for experts of a layer that another node holds; older peers do not know it.
+    Experts,
 }
 
 impl Plane {
     /// Every plane.
-    pub const ALL: [Self; 5] = [Self::Data, Self::Delegate, Self::Blob, Self::Packed, Self::Pages];
+    pub const ALL: [Self; 6] =
+        [Self::Data, Self::Delegate, Self::Blob, Self::Packed, Self::Pages, Self::Experts];
 
     /// What its protocol is called.
     pub const fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Plane {
             Self::Blob => "blob",
             Self::Packed => "packed",
             Self::Pages => "pages",
+            Self::Experts => "experts",
         }
     }
 }

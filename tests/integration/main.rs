@@ -20,6 +20,7 @@ mod embed;
 mod encoders;
 mod equal_ids;
 mod examples;
+mod experts;
 mod failover;
 mod first_model;
 mod gpu;

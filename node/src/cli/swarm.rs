@@ -4,7 +4,7 @@ use std::{path::PathBuf, str::FromStr};
 
 use api::swarm_records::Color;
 use clap::{Args, Subcommand, ValueEnum};
-use scheduler::LayerRange;
+use scheduler::{ExpertRange, LayerRange, NodeId};
 
 use super::{EngineArgs, SamplingArgs, StateArgs};
 use crate::control::{Mode, Shadow, Verify};
@@ -34,6 +34,14 @@ impl FromStr for Layers {
             .map(Self)
             .ok_or_else(|| format!("\"{text}\" is not like 2..6 or 0..2,6..8 (start included, end not)"))
     }
+}
+
+/// Experts as the command line writes them: `0..32`.
+fn experts(text: &str) -> Result<ExpertRange, String> {
+    let range = text
+        .split_once("..")
+        .and_then(|(start, end)| ExpertRange::new(start.trim().parse().ok()?, end.trim().parse().ok()?));
+    range.ok_or_else(|| format!("\"{text}\" is not like 0..32 (start included, end not)"))
 }
 
 /// A model beside the first, as the command line writes it: `NAME` or `NAME=1..7`.
@@ -133,6 +141,14 @@ pub struct HoldArgs {
     /// Layers to serve to others, as 2..6 or 0..2,6..8 [default: those the swarm lacks most]
     #[arg(long)]
     pub layers: Option<Layers>,
+    /// Load only these experts of the layers, as 0..32, where they do not all fit: with --experts-from this node runs the layers,
+    /// without it computes its experts for nodes that name it
+    #[arg(long, value_name = "EXPERTS", value_parser = experts, requires = "layers", conflicts_with = "ask_only")]
+    pub experts: Option<ExpertRange>,
+    /// A node that computes the experts that are not here, by its full name; what it computes wrong counts as this node's
+    /// work (repeatable)
+    #[arg(long, value_name = "NODE", value_parser = crate::node_names::full, requires = "experts")]
+    pub experts_from: Vec<NodeId>,
     /// Serve at most this many layers
     #[arg(long, value_name = "N", conflicts_with_all = ["layers", "ask_only"])]
     pub max_layers: Option<u32>,

@@ -44,7 +44,7 @@ use tokio::{
 use self::{
     announce::Announcing,
     prompts::{Finished, Guest, PromptQuestion, Prompts, Router},
-    serve::{Arrived, Serving, ServingEvent, Wanted},
+    serve::{Arrived, Holder, Serving, ServingEvent, Wanted},
     setup::Node,
     trust::Trusting,
     view::{Heard, Viewing},
@@ -182,6 +182,12 @@ impl Daemon {
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
                 let (governor, guests) = (self.node.network.governor().clone(), self.prompts.guests.clone());
                 tokio::spawn(Guest::receive(governor, from, stream, guests));
+            }
+            Event::Incoming { plane: Plane::Experts, .. } if self.serving.gate.paused => {}
+            Event::Incoming { from, plane: Plane::Experts, stream } => {
+                let governor = self.node.network.governor().clone();
+                let holder = Holder::of(&self.serving.models.first, governor);
+                tokio::spawn(holder.answer(from, stream, self.serving.guest(from)));
             }
             // Closing the stream says enough: what was asked for is computed.
             Event::Incoming { plane: Plane::Pages, .. } if self.serving.gate.paused => {}
@@ -374,7 +380,7 @@ impl Daemon {
         let first = &self.serving.models.first;
         let gate = &self.serving.gate;
         let busy = !self.prompts.in_flight.is_empty() || gate.paused || gate.is_draining();
-        if busy || !first.ready.has_ends() {
+        if busy || !first.ready.has_ends() || !first.computes() {
             return;
         }
         let able = |node| self.view.challenge_layer(node, first.id, first.ready.num_layers).is_some();
@@ -426,6 +432,12 @@ impl Daemon {
                 if self.serving.moved(*moved) {
                     self.announcing.gossip.tell();
                 }
+            }
+            ServingEvent::Experts => {
+                self.announcing.holds_otherwise(&mut self.serving, &mut self.view).await;
+                let status = Box::new(self.status().await);
+                let arrived = self.serving.models.first.about.name.clone();
+                let _ = self.notices.try_send(Notice::Serving { status, arrived, whole: true });
             }
             ServingEvent::Content(question) => serve::answer(question, &self.view),
             ServingEvent::News(news) => match self.serving.arrived(news) {

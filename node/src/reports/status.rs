@@ -261,6 +261,9 @@ pub struct ModelReport {
     /// How fast it computes here.
     #[serde(flatten)]
     pub speed: SpeedStatus,
+    /// Which experts of its layers are here, where not all are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsStatus>,
     /// The process that computes; 0 for none.
     pub worker_pid: u32,
     /// What was last said of its way to this machine.
@@ -308,6 +311,18 @@ pub struct DeviceStatus {
     pub device_trouble: Option<String>,
 }
 
+/// Experts of layers that are on several nodes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExpertsStatus {
+    /// Those here, as `start..end`.
+    pub here: String,
+    /// Nodes that compute the others for this one, in hex; none for a node that computes its experts for those that lead.
+    pub from: Vec<String>,
+    /// What those nodes add to a layer and token, ms; nothing while experts are missing, or for a node that leads none.
+    pub decode_ms_per_layer: Option<f64>,
+}
+
 /// How fast a model is computed, measured at load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -350,7 +365,11 @@ mod tests {
     #[test]
     fn the_names_and_places_of_all_fields_are_fixed() {
         let report = StatusReport {
-            models: vec![ModelReport { bares: vec![SoleHolder::default()], ..ModelReport::default() }],
+            models: vec![ModelReport {
+                bares: vec![SoleHolder::default()],
+                experts: Some(ExpertsStatus::default()),
+                ..ModelReport::default()
+            }],
             end: true,
             ..StatusReport::default()
         };
@@ -364,8 +383,9 @@ mod tests {
         assert_eq!(
             keys(&status["models"][0]).join(" "),
             "name called id num_layers loaded serving offered resident_bytes sandboxed landlocked device class \
-             decode_ms_per_layer prefill_ms_per_layer visit_ms read_bytes_per_s load_ms worker_pid fetching bares"
+             decode_ms_per_layer prefill_ms_per_layer visit_ms read_bytes_per_s load_ms experts worker_pid fetching bares"
         );
+        assert_eq!(keys(&status["models"][0]["experts"]).join(" "), "here from decode_ms_per_layer");
         for (part, names) in [
             ("reached", "class why"),
             ("sessions", "serving served"),

@@ -63,7 +63,7 @@ impl<'m> Batcher<'m> {
         let rows = MAX_ROWS as usize;
         let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: LOGIT_ROWS };
         let workspaces =
-            model.stages.iter().map(|stage| Workspace::new(&**stage, capacity)).collect::<Result<_, _>>()?;
+            (0..model.stages.len()).map(|stage| model.workspace(stage, capacity)).collect::<Result<_>>()?;
         let sessions = Sessions::new(model, model.state_room(kv_bytes));
         let (rows, tokens) = (Vec::new(), Vec::new());
         let (drafts, logits, served) = (Drafts::new(model), Vec::new(), Vec::new());
@@ -338,7 +338,7 @@ mod tests {
     use super::*;
     use crate::worker::{
         Measure,
-        ipc::{DraftIds, Load, Open},
+        ipc::{DraftIds, Load, Open, Threads},
         load::{Files, open_device},
     };
 
@@ -355,12 +355,11 @@ mod tests {
             exact: Some(true),
             layers: vec![layers],
             context: 512,
-            threads: Some(1),
+            experts: None,
+            threads: Threads { count: Some(1), ..Threads::default() },
             isa: None,
             device: ("cpu".into(), None),
             kv_bytes: u64::MAX,
-            processors: Vec::new(),
-            nice: false,
             measure: Measure::Speed,
             draft_head: None,
             state_secret: None,

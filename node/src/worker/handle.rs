@@ -76,7 +76,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         Some(program) => program.clone(),
         None => std::env::current_exe().map_err(dead)?,
     };
-    let threads = spec.threads.unwrap_or_else(Pool::physical_cores);
+    let threads = spec.manners.threads.unwrap_or_else(Pool::physical_cores);
     // The child may open no file: what it computes on is claimed here, and given back when the worker is dropped.
     let cores = spec.manners.pin.then(|| Cores::claim(threads)).flatten();
     let file = match &spec.source {
@@ -158,7 +158,8 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let _ = shared.keeps.set(Keeps::new(&shared.room, &frames));
     let (sender, outputs) = mpsc::channel(OUTPUTS);
     tokio::spawn(write_frames(write, queue, shared.clone()));
-    tokio::spawn(read_frames(read, sender, shared.clone()));
+    let asks = spec.experts.and_then(|experts| experts.asks).map(|asks| (asks, frames.downgrade()));
+    tokio::spawn(read_frames(read, sender, (shared.clone(), asks)));
     let worker = Worker { frames, shared };
     ready.times.visit_ms += worker.usual_round_trip_ms().await?;
     Ok((worker, ready, outputs))
@@ -205,12 +206,18 @@ fn load(
         exact: spec.class.map(|class| class == Class::D1),
         layers: spec.layers.iter().copied().map(ipc::pair).collect(),
         context: spec.context as u64,
-        threads: Some(threads as u32),
+        experts: spec
+            .experts
+            .as_ref()
+            .map(|share| ((share.range.start(), share.range.end()), share.asks.is_some())),
+        threads: ipc::Threads {
+            count: Some(threads as u32),
+            processors: processors.iter().map(|processor| *processor as u32).collect(),
+            nice: spec.manners.nice,
+        },
         isa: spec.isa.clone(),
         device: (spec.device.to_string(), pipelines),
         kv_bytes: spec.kv_bytes,
-        processors: processors.iter().map(|processor| *processor as u32).collect(),
-        nice: spec.manners.nice,
         measure: spec.measure,
         draft_head: head.map(|head| (head.path.as_os_str().as_bytes().to_vec(), head.bytes)),
         state_secret: None,
@@ -555,7 +562,7 @@ impl Worker {
         })
     }
 
-    async fn ask(&self, ask: impl FnOnce(u64) -> Ask, payload: Vec<u8>) -> Result<Reply, Fault> {
+    pub(super) async fn ask(&self, ask: impl FnOnce(u64) -> Ask, payload: Vec<u8>) -> Result<Reply, Fault> {
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let frame = Frame::new(&ask(id), payload).map_err(|error| Fault::Refused(error.to_string()))?;
         let (sender, receiver) = oneshot::channel();

@@ -10,11 +10,11 @@ use std::{
 };
 
 use blake3::Hasher;
-use scheduler::{CacheType, LayerRange, LayerSet, ModelId, SessionKind, layer_cost::LayerCosts};
+use scheduler::{CacheType, ExpertRange, LayerRange, LayerSet, ModelId, SessionKind, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
     draft::DraftHead,
-    executor::{self, Class, Device, DeviceName, Ends, Executor, Options},
+    executor::{self, Capacity, Class, Device, DeviceName, Ends, Executor, Options, Workspace},
     gguf::Gguf,
     golden,
     kernels::{panel_file::PanelFile, threads::Pool},
@@ -24,9 +24,10 @@ use shard::{
 
 use super::{
     Measure,
+    experts::Lacking,
     ipc::{self, Load, TextKind},
     pooling::PoolingTasks,
-    ready::SHARES,
+    ready::{ExpertShape, SHARES},
 };
 use crate::{
     Error, Result,
@@ -68,6 +69,8 @@ pub(super) struct Loaded {
     pub(super) costs: LayerCosts,
     /// What is wrong with the tokenizer matters only to who conducts.
     pub(super) tokenizer: Result<Tokenizer, String>,
+    /// Where experts of its layers are that are not here.
+    pub(super) experts: Lacking,
     /// What guesses its next tokens, where the end of the model is here.
     pub(super) draft_head: Option<DraftHead>,
     template: Result<Option<Template>, String>,
@@ -104,7 +107,21 @@ impl Loaded {
             .iter()
             .map(|&range| {
                 let ends = Ends { embedding: range.start() == 0, head: range.end() == num_layers };
-                executor::load(&device, &gguf, range, ends, Options { context: Some(context) })
+                let options = Options { context: Some(context) };
+                match load.experts.map(|((start, end), _)| ExpertRange::new(start, end)) {
+                    None => executor::load(&device, &gguf, range, ends, options),
+                    Some(experts) => {
+                        let none = || shard::Error::invalid("no experts");
+                        executor::load_experts(
+                            &device,
+                            &gguf,
+                            range,
+                            ends,
+                            options,
+                            experts.ok_or_else(none)?,
+                        )
+                    }
+                }
             })
             .collect::<Result<Vec<_>, _>>()?;
         gguf.panels().into_iter().for_each(PanelFile::save);
@@ -125,6 +142,7 @@ impl Loaded {
             model: id,
             name: name(&gguf, load),
             draft_head,
+            experts: if load.experts.is_some() { Lacking::Unasked } else { Lacking::Nothing },
             device,
             exact,
             stages,
@@ -139,9 +157,30 @@ impl Loaded {
         })
     }
 
+    /// Buffers for passes of a stage.
+    pub(super) fn workspace(&self, stage: usize, capacity: Capacity) -> Result<Workspace> {
+        let mut workspace = Workspace::new(&*self.stages[stage], capacity)?;
+        if let Lacking::Asked(line) = &self.experts {
+            workspace.ask_of(Box::new(line.clone()));
+        }
+        Ok(workspace)
+    }
+
     /// What the model is.
     pub(super) fn blueprint(&self) -> &Blueprint {
         self.stages[0].blueprint()
+    }
+
+    /// What the experts of its layers are like, if any has some.
+    pub(super) fn expert_shape(&self) -> Option<ExpertShape> {
+        let blueprint = self.blueprint();
+        let layers = blueprint.layers.iter().zip(0..);
+        let with = layers.filter_map(|(layer, index)| Some((index, layer.feed_forward.experts()?)));
+        let count = with.clone().map(|(_, experts)| experts.count).min()?;
+        let held = |layer| self.stages.iter().any(|stage| stage.range().contains(layer));
+        let (layer, experts) = with.clone().find(|(layer, _)| held(*layer))?;
+        let width = experts.latent.unwrap_or(blueprint.hidden);
+        Some(ExpertShape { count: count as u32, width: width as u32, layer })
     }
 
     /// Whether it reads a text in one pass, whose positions all see each other, and writes none.
@@ -255,8 +294,8 @@ impl Loaded {
 
 /// Opens what `load` says shall compute.
 pub(super) fn open_device(load: &Load) -> Result<Device> {
-    let threads = load.threads.map_or_else(Pool::physical_cores, |threads| threads as usize);
-    let processors = load.processors.iter().map(|processor| *processor as usize).collect();
+    let threads = load.threads.count.map_or_else(Pool::physical_cores, |threads| threads as usize);
+    let processors = load.threads.processors.iter().map(|processor| *processor as usize).collect();
     let wanted: DeviceName = load.device.0.parse()?;
     let pipelines = load.device.1.as_deref().map(|path| Path::new(OsStr::from_bytes(path)));
     let on = || model::cpu(load.isa.as_deref(), Pool::on(threads, processors));

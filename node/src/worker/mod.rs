@@ -31,6 +31,8 @@ mod assigned;
 mod batcher;
 mod drafts;
 mod echo;
+mod expert_share;
+mod experts;
 mod fastest;
 #[cfg(debug_assertions)]
 mod fault;
@@ -70,11 +72,12 @@ use shard::{
 
 pub use assigned::Assigned;
 pub use drafts::{DraftSeat, DraftTo, MAX_DRAFTS};
+pub use expert_share::{ExpertAsks, ExpertQuestion, ExpertShare, ExpertTimes};
 pub use fastest::{failed, spawn_fastest};
 pub use handle::{Worker, spawn};
 pub use ipc::{DraftIds, Fault, Foreseen, PromptToken, Sampled, TextKind, Top, Trouble, Want};
 pub use poison::PoisonGuard;
-pub use ready::{Abilities, Memory, Ready, Times, Vocabulary};
+pub use ready::{Abilities, ExpertShape, Memory, Ready, Times, Vocabulary};
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 pub use room::Room;
 
@@ -118,6 +121,8 @@ pub enum Measure {
 /// How its threads share the machine with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manners {
+    /// How many there are; `None` for one per physical core.
+    pub threads: Option<usize>,
     /// Whether they stay on their processors.
     pub pin: bool,
     /// Whether they give way to other programs.
@@ -139,8 +144,8 @@ pub struct Spec {
     pub layers: Vec<LayerRange>,
     /// Most positions a session may hold, cut to what the model was made for.
     pub context: usize,
-    /// Compute threads; `None` for one per physical core.
-    pub threads: Option<usize>,
+    /// Which experts of them, if not all.
+    pub experts: Option<ExpertShare>,
     /// Instruction set by name; `None` for the fastest here.
     pub isa: Option<String>,
     /// What computes.
@@ -176,12 +181,12 @@ impl Spec {
             class: None,
             layers: Vec::new(),
             context: 4096,
-            threads: None,
+            experts: None,
             isa: None,
             device: DeviceName::Auto,
             kv_bytes: 1 << 30,
             room: Room::default(),
-            manners: Manners { pin: true, nice: false },
+            manners: Manners { threads: None, pin: true, nice: false },
             draft_head: None,
             measure: Measure::Speed,
             program: None,

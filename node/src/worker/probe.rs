@@ -5,7 +5,7 @@
 //! measured the same way with more rows. The medians of a few runs are taken, within a bounded time per point, so a
 //! model of any size is measured in well under a second.
 //!
-//! Limits: what else the machine does meanwhile is measured too; caches are short, so long contexts cost more than this.
+//! Limits: experts that another node computes cost nothing here; what else the machine does meanwhile is measured too; caches are short, so long contexts cost more than this.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,11 @@ use shard::{
     round::Rounding,
 };
 
-use super::{load::Loaded, ready::Times};
+use super::{
+    experts::{Lacking, Silence},
+    load::Loaded,
+    ready::Times,
+};
 use crate::Result;
 
 /// Layers of the longer visit.
@@ -41,7 +45,7 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
     if model.costs.is_whole() {
         return whole(model, stage, chunk);
     }
-    let mut bench = Bench::new(stage, chunk)?;
+    let mut bench = Bench::new(model, stage, chunk)?;
     let (first, few) = (stage.range().start(), body(stage).min(FEW));
     let weight = |start, end| LayerRange::new(start, end).map_or(0.0, |range| model.costs.weight(range, 0));
     let weigh = |n| weight(first, first + n);
@@ -50,7 +54,7 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
     let prefill_ms = (chunk_ms / chunk as f64).max(LEAST_MS);
     let head_ms = match model.stages.last().filter(|last| last.ends().head) {
         Some(last) => {
-            let with = Bench::new(&**last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
+            let with = Bench::new(model, &**last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
             let end = last.range().end();
             (with - visit_ms - decode_ms * weight(end - 1, end)).max(0.0)
         }
@@ -61,7 +65,7 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
 
 /// Of a model that is not cut: passes of tokens through all layers and the head, whose time is taken for that of layers.
 fn whole(model: &Loaded, stage: &dyn Executor, chunk: usize) -> Result<Times> {
-    let (mut bench, weight) = (Bench::new(stage, chunk)?, model.costs.weight(stage.range(), 0));
+    let (mut bench, weight) = (Bench::new(model, stage, chunk)?, model.costs.weight(stage.range(), 0));
     let count = stage.range().len();
     let mut layer_ms = |rows| Ok::<_, crate::Error>(bench.median(0, count, rows, Output::Last)? / weight);
     let decode_ms = layer_ms(1)?.max(LEAST_MS);
@@ -73,7 +77,7 @@ fn whole(model: &Loaded, stage: &dyn Executor, chunk: usize) -> Result<Times> {
 /// taken to cost what a decoded one does.
 fn last_layer(model: &Loaded) -> Result<Times> {
     let stage = &*model.stages[0];
-    let both = Bench::new(stage, 1)?.median(stage.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
+    let both = Bench::new(model, stage, 1)?.median(stage.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
     Ok(Times { decode_ms: both, prefill_ms: both, visit_ms: 0.0, head_ms: 0.0 })
 }
 
@@ -100,12 +104,16 @@ struct Bench<'m> {
 }
 
 impl<'m> Bench<'m> {
-    fn new(stage: &'m dyn Executor, rows: usize) -> Result<Self> {
+    fn new(model: &Loaded, stage: &'m dyn Executor, rows: usize) -> Result<Self> {
         let hidden = stage.blueprint().hidden;
         // Any values will do; equal ones would make some norms trivial.
         let rows: Vec<f32> = (0..rows * hidden).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
         let capacity = Capacity::one_session(rows.len() / hidden);
-        Ok(Self { stage, workspace: Workspace::new(stage, capacity)?, rows })
+        let mut workspace = Workspace::new(stage, capacity)?;
+        if !matches!(model.experts, Lacking::Nothing) {
+            workspace.ask_of(Box::new(Silence::default()));
+        }
+        Ok(Self { stage, workspace, rows })
     }
 
     /// Milliseconds of one pass over `count` layers from `first`.

@@ -31,6 +31,7 @@ use shard::{draft::DraftToken, executor::Device, golden, kernels::threads::Pool,
 use super::{
     MAX_JOBS, Measure, PoolingTask,
     batcher::{Asked, Batcher},
+    experts::{self, ExpertLine, Given, Lacking},
     filed::Filed,
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell, Trouble},
     load::{self, Files, Loaded},
@@ -83,14 +84,14 @@ pub fn run() -> Result<()> {
         None => None,
         Some(secret) => receive()?.map(|file| Ticket { file, secret }),
     };
-    if load.nice {
+    if load.threads.nice {
         confine::give_way();
     }
     // The processors are told by files that cannot be opened from here on.
     Pool::physical_cores();
     let memory = confine::for_model(load.file.as_ref().map_or(0, |(_, bytes, _)| *bytes), load.kv_bytes);
     let confinement = confine::enter_worker(Purpose::Compute, &load.device.0, memory);
-    let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
+    let (asks, given) = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
     let (tells, written) = spawn_writer(writer)?;
     let last_words = Arc::downgrade(&tells);
     watch::start(&load.device.0, move |why| {
@@ -99,7 +100,10 @@ pub fn run() -> Result<()> {
         }
     })?;
     let filed = ticket.map(StateStore::open).transpose()?.map(Filed::new);
-    let outcome = compute(&load, (Files { model: file, panels, head }, filed), confinement, &asks, &tells);
+    let leads = load.experts.is_some_and(|(_, leads)| leads);
+    let line = leads.then(|| ExpertLine::new(tells.clone(), given));
+    let files = Files { model: file, panels, head };
+    let outcome = compute(&load, (files, filed, line), confinement, &asks, &tells);
     drop(tells);
     // What was said last is read before this process ends.
     let _ = written.join();
@@ -113,7 +117,7 @@ fn unfit(why: String) -> io::Result<Frame> {
 /// Loads the model and computes with it until the daemon goes.
 fn compute(
     load: &Load,
-    (files, filed): (Files, Option<Filed>),
+    (files, filed, line): (Files, Option<Filed>, Option<ExpertLine>),
     confinement: Confinement,
     asks: &Receiver<Asked>,
     tells: &SyncSender<Frame>,
@@ -132,13 +136,16 @@ fn compute(
     };
     #[cfg(debug_assertions)]
     super::fault::meet(&device, None);
-    let loaded = match Loaded::load(load, files, device.clone()) {
+    let mut loaded = match Loaded::load(load, files, device.clone()) {
         Ok(loaded) => loaded,
         Err(error) => {
             say(failed(&error, Some(&device))?);
             return Err(error);
         }
     };
+    if let Some(line) = line {
+        loaded.experts = Lacking::Asked(line);
+    }
     let begin = || {
         let mut ready = ready(&loaded, load, confinement)?;
         let mut engine = Batcher::new(&loaded, load.kv_bytes)?;
@@ -204,17 +211,25 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
             encodes: blueprint.encodes(),
             embeds: loaded.pooling.states(PoolingTask::Embed).is_some(),
             scores: loaded.pooling.states(PoolingTask::Score).is_some(),
+            experts: loaded.expert_shape(),
         },
         confinement,
     })
 }
 
-/// Reads frames until the daemon goes, which ends the process, as does a malformed frame.
-fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<Receiver<Asked>> {
+/// Reads frames until the daemon goes, which ends the process, as does a malformed frame. What a pass waits for comes by a way of
+/// its own.
+fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<(Receiver<Asked>, Receiver<Given>)> {
     let (sender, receiver) = sync_channel(QUEUE);
+    let (give, given) = sync_channel(QUEUE);
     thread::Builder::new().name("reader".into()).spawn(move || {
         loop {
             match ipc::read::<Ask>(&mut from) {
+                Ok(Some((Ask::ExpertOutputs { id, failed }, payload))) => {
+                    let why = || String::from_utf8_lossy(&payload).into_owned();
+                    // A worker that holds all experts asked for none.
+                    let _ = give.send((id, if failed { Err(why()) } else { Ok(payload) }));
+                }
                 Ok(Some(frame)) => {
                     if sender.send(frame).is_err() {
                         return;
@@ -230,7 +245,7 @@ fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<Receiver<Asked>> {
             }
         }
     })?;
-    Ok(receiver)
+    Ok((receiver, given))
 }
 
 /// Writes frames; if that fails the daemon is gone, and so is the process.
@@ -302,7 +317,11 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
                 if let Some((ask, payload)) = waiting.pop_front() {
                     let moves = !matches!(
                         ask,
-                        Ask::Ping { .. } | Ask::Check { .. } | Ask::Encode { .. } | Ask::Draft { .. }
+                        Ask::Ping { .. }
+                            | Ask::Check { .. }
+                            | Ask::Encode { .. }
+                            | Ask::Draft { .. }
+                            | Ask::RunExperts { .. }
                     );
                     answer(engine, ask, &payload, &mut tell)?;
                     if moves {
@@ -416,6 +435,11 @@ fn answer(
             let have = engine.sessions.import(open, payload, (start as usize, raw_bytes as usize), now);
             (id, have.map(|have| (Tell::Opened { id, have }, Vec::new())))
         }
+        Ask::RunExperts { id } => {
+            let outputs =
+                experts::run(&engine.model.stages, &mut engine.workspaces, payload).map_err(refused);
+            (id, outputs.map(|outputs| (Tell::ExpertsRan { id }, outputs)))
+        }
         Ask::Truncate { session, to } => {
             return engine.sessions.truncate(ipc::session(session), to, now);
         }
@@ -432,7 +456,9 @@ fn answer(
             engine.sessions.kept().set_limit(most_bytes);
             return Ok(());
         }
-        Ask::Load(_) | Ask::Run(_) => return Err(Error::usage("a second model for one worker")),
+        Ask::Load(_) | Ask::Run(_) | Ask::ExpertOutputs { .. } => {
+            return Err(Error::usage("a second model for one worker"));
+        }
     };
     match outcome {
         Ok((message, payload)) => tell(message, payload),

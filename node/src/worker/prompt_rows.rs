@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use shard::executor::{Capacity, Input, Item, Output, Pass, Workspace};
+use shard::executor::{Capacity, Input, Item, Output, Pass};
 
 use super::{
     batcher::{Batcher, Going, LOGIT_ROWS, Staged, told},
@@ -73,7 +73,7 @@ impl Batcher<'_> {
         if rows > self.workspaces[stage].capacity().rows {
             // An encoder reads a text in one pass; most are short.
             let logit_rows = LOGIT_ROWS;
-            self.workspaces[stage] = Workspace::new(executor, Capacity { rows, items, logit_rows })?;
+            self.workspaces[stage] = self.model.workspace(stage, Capacity { rows, items, logit_rows })?;
         }
         let pass = Pass { layers, rounding: &rounding, states: true, top: 0 };
         let item = Item { state: &mut job.held.state, input, output: Output::All };

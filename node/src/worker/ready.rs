@@ -3,6 +3,7 @@
 use bincode::{Decode, Encode};
 use p2p::wire::announce::Class;
 use scheduler::{AttentionKind, CacheType, LayerRange, ModelId, SessionKind, layer_cost::LayerCosts};
+use serde::{Deserialize, Serialize};
 
 use super::PoolingTask;
 use crate::confine::Confinement;
@@ -66,6 +67,32 @@ pub struct Abilities {
     pub embeds: bool,
     /// Whether a document has a score.
     pub scores: bool,
+    /// What experts are like, where layers have any.
+    pub experts: Option<ExpertShape>,
+}
+
+/// See [`scheduler::layer_cost::LayerCost`].
+#[derive(Clone, Debug, Encode, Decode, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct CostRun {
+    pub layers: u32,
+    pub row_work: u64,
+    pub weight_bytes: u64,
+    pub seen_work: u32,
+    pub window: Option<u32>,
+    pub state_bytes: u32,
+    pub position_bytes: u32,
+}
+
+/// The experts of a model, as a daemon has to know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ExpertShape {
+    /// Of each layer that has any, at least.
+    pub count: u32,
+    /// Values that one reads and gives.
+    pub width: u32,
+    /// A layer that is here and has experts.
+    pub layer: u32,
 }
 
 /// What a worker says once it has loaded.

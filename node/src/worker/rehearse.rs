@@ -7,7 +7,7 @@
 //! through the head took beyond the visit is the head, sampling and text included. Medians count, and only where they are
 //! more than what the tight loop found: less is noise, from a machine that was busier then.
 //!
-//! Limits: caches are short and no session computes here yet; [`RUNS`] runs of each, none begun after [`BUDGET`]. A worker
+//! Limits: a worker that asks other nodes for experts is not rehearsed, since they are not found yet; caches are short and no session computes here yet; [`RUNS`] runs of each, none begun after [`BUDGET`]. A worker
 //! that does not take the rehearsal (a tokenizer that cannot be used, say), or is not back with a row after [`PATIENCE`], keeps
 //! what was measured before.
 
@@ -61,7 +61,11 @@ impl Rehearsed {
 /// # Errors
 /// As [`spawn`].
 pub async fn spawn_rehearsed(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>), Fault> {
+    let leads = spec.experts.as_ref().is_some_and(|share| share.asks.is_some());
     let (worker, mut ready, mut outputs) = spawn(spec).await?;
+    if leads {
+        return Ok((worker, ready, outputs));
+    }
     rehearse(&worker, &ready, &mut outputs).await?.correct(&mut ready);
     Ok((worker, ready, outputs))
 }

@@ -20,8 +20,8 @@ use tokio::{
 };
 
 use super::{
-    Body, Fault, Output, PoisonGuard, Room,
-    ipc::{self, Frame, Tell, Trouble},
+    Body, ExpertAsks, ExpertQuestion, Fault, Output, PoisonGuard, Room,
+    ipc::{self, Ask, Frame, Tell, Trouble},
     room::{Keeps, Part},
 };
 use crate::{
@@ -144,7 +144,7 @@ impl Shared {
     /// What an answer means here; an output for the receiver, if it is one.
     fn take(&self, tell: Tell, payload: Vec<u8>) -> io::Result<Option<Output>> {
         match tell {
-            Tell::Pong { id } | Tell::Checked { id } | Tell::Finished { id } => {
+            Tell::Pong { id } | Tell::Checked { id } | Tell::Finished { id } | Tell::ExpertsRan { id } => {
                 self.answer(id, Ok(Reply { have: 0, payload }));
             }
             Tell::Encoded { id, reasoning } => {
@@ -170,7 +170,7 @@ impl Shared {
             Tell::Unfit { trouble } => {
                 let _ = self.trouble.set(trouble);
             }
-            Tell::Ready(_) | Tell::Failed { .. } => {
+            Tell::Ready(_) | Tell::Failed { .. } | Tell::WantExperts { .. } => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it loaded twice"));
             }
         }
@@ -258,14 +258,37 @@ pub(super) async fn write_frames(
     let _ = to.shutdown().await;
 }
 
+/// Has rows computed that need experts of another node; the child is answered in any case.
+async fn want(id: u64, work: Vec<u8>, asks: &ExpertAsks, frames: mpsc::WeakSender<Frame>) {
+    let (reply, answer) = oneshot::channel();
+    // At a full channel the child waits, as it does for the answer.
+    let _ = asks.questions.send(ExpertQuestion { work, reply }).await;
+    tokio::spawn(async move {
+        let answer = answer.await.unwrap_or_else(|_| Err("this node leaves".into()));
+        let failed = answer.is_err();
+        let payload = answer.unwrap_or_else(String::into_bytes);
+        if let (Some(frames), Ok(frame)) =
+            (frames.upgrade(), Frame::new(&Ask::ExpertOutputs { id, failed }, payload))
+        {
+            let _ = frames.send(frame).await;
+        }
+    });
+}
+
 /// Reads until the child is gone or talks nonsense, which ends it.
 pub(super) async fn read_frames(
     mut from: BufReader<OwnedReadHalf>,
     outputs: mpsc::Sender<Output>,
-    shared: Arc<Shared>,
+    (shared, experts): (Arc<Shared>, Option<(ExpertAsks, mpsc::WeakSender<Frame>)>),
 ) {
     let why = loop {
         let taken = match ipc::receive::<Tell>(&mut from).await {
+            Ok(Some((Tell::WantExperts { id }, work))) if experts.is_some() => {
+                if let Some((asks, frames)) = &experts {
+                    want(id, work, asks, frames.clone()).await;
+                }
+                Ok(None)
+            }
             Ok(Some((tell, payload))) => shared.take(tell, payload),
             Ok(None) => break "its stream ended".to_string(),
             Err(error) => Err(error),

@@ -9,7 +9,7 @@ use std::{
 
 use node::worker::{
     Fault, JobInput, Measure, PoisonGuard, Prompt, Want,
-    ipc::{self, Ask, Frame, Load, Tell},
+    ipc::{self, Ask, Frame, Load, Tell, Threads},
 };
 use scheduler::SessionId;
 use tempfile::NamedTempFile;
@@ -153,12 +153,11 @@ fn load() -> Frame {
         exact: Some(true),
         layers: vec![(0, 1)],
         context: 64,
-        threads: Some(1),
+        experts: None,
+        threads: Threads { count: Some(1), nice: true, ..Threads::default() },
         isa: None,
         device: ("cpu".into(), None),
         kv_bytes: 1 << 20,
-        processors: Vec::new(),
-        nice: true,
         measure: Measure::Speed,
         draft_head: None,
         state_secret: None,

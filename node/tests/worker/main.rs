@@ -39,8 +39,7 @@ fn spec(layers: &[LayerRange]) -> Spec {
         class: Some(Class::D1),
         layers: layers.to_vec(),
         context: CONTEXT,
-        threads: Some(1),
-        manners: Manners { pin: false, nice: false },
+        manners: Manners { threads: Some(1), pin: false, nice: false },
         ..Spec::new(Source::Embedded)
     }
 }

@@ -5,6 +5,7 @@
 //! | activations and what is said beside them | [`frame`] | data, one stream per (session, neighbor) | no |
 //! | asking a node for something, its answer | [`control`] | control, one call each | no |
 //! | a prompt that another node drives | [`delegate`] | delegate, one stream per prompt | no |
+//! | rows that experts elsewhere compute, their outputs | [`experts`] | experts, one stream per leader and holder | no |
 //! | a state, from the node that computed it | [`pages`] | pages, one stream per state | by the requester and the holder |
 //! | what a node offers | [`announce`] | gossip | by the node |
 //! | what a stage computed, receipts, proofs | [`receipt`] | data, control | by the stage, the requester or both |
@@ -23,6 +24,7 @@ pub mod announce;
 pub mod control;
 pub mod cursor;
 pub mod delegate;
+pub mod experts;
 mod fields;
 pub mod frame;
 pub mod pages;

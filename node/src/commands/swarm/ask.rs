@@ -22,8 +22,8 @@ use crate::{
     node_names,
     output::{self, human_bytes, say},
     reports::{
-        FetchReport, InviteReport, LimitReport, LinkReport, ModelReport, PeerModel, PeersReport,
-        ReceiptsReport, SoleHolder, StatusReport, SwitchReport,
+        ExpertsStatus, FetchReport, InviteReport, LimitReport, LinkReport, ModelReport, PeerModel,
+        PeersReport, ReceiptsReport, SoleHolder, StatusReport, SwitchReport,
     },
 };
 
@@ -103,6 +103,9 @@ fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
     }
     say!("loaded    {} ({})", words(&layers.loaded), human_bytes(memory.resident_bytes));
     say!("serving   {}{}", words(&layers.serving), if paused { " (paused)" } else { "" });
+    if let Some(experts) = &model.experts {
+        say!("experts   {}", experts_of(experts));
+    }
     say!("device    {}, class {}", device.device, device.class);
     if let Some(trouble) = &device.device_trouble {
         say!("trouble   {trouble}");
@@ -118,6 +121,22 @@ fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
         say!("holders   {line}");
     }
     Ok(())
+}
+
+/// A sentence for a node that holds some experts of its layers.
+pub(super) fn experts_of(experts: &ExpertsStatus) -> String {
+    let ExpertsStatus { here, from, decode_ms_per_layer } = experts;
+    match (from.len(), decode_ms_per_layer) {
+        (0, _) => {
+            format!("{here} of these layers, computed for nodes that name this one with --experts-from")
+        }
+        (nodes, None) => format!(
+            "{here} are here; not all others are found at the {nodes} named, so no layer is served yet"
+        ),
+        (nodes, Some(ms)) => format!(
+            "{here} are here, the others at {nodes} of those named: {ms:.2} ms more a layer and token"
+        ),
+    }
 }
 
 /// A sentence for a node that is the only holder of some layers.

@@ -12,10 +12,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     super::{catalog::known, consent, obtain},
+    ask::experts_of,
     link,
     look::words,
     remote, runtime,
-    which::{Here, beside, what_to_serve, which},
+    which::{Here, beside, experts, what_to_serve, which},
 };
 use crate::{
     Error, Result,
@@ -138,12 +139,16 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     let setup = Setup {
         worker: Spec {
             context,
-            threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
             device: args.engine.device()?,
             kv_bytes: args.hold.memory << 20,
-            manners: Manners { pin: !args.engine.no_pin, nice: true },
+            manners: Manners {
+                threads: args.engine.threads.map(usize::from),
+                pin: !args.engine.no_pin,
+                nice: true,
+            },
             draft_head: args.engine.draft_head.clone(),
+            experts: experts(&args, which.here.is_some())?,
             room,
             ..Spec::new(source)
         },
@@ -304,6 +309,9 @@ fn agree(
             human_bytes(bytes),
             human_bytes(args.hold.memory << 20)
         ),
+    }
+    if let Some(experts) = args.hold.experts {
+        say!("Of the experts of a layer it loads {experts}, which is less memory than all of them take.");
     }
     agree_beside(args, known)?;
     say!("{}", consent::joining(args.agree.yes));
@@ -515,6 +523,10 @@ fn serving(model: &ModelReport) -> Result<()> {
     }
     if layers.loaded.is_empty() {
         say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
+        return Ok(());
+    }
+    if let Some(experts) = &model.experts {
+        say!("Layers {} of {name}, experts {}.", words(&layers.loaded), experts_of(experts));
         return Ok(());
     }
     if layers.serving.is_empty() {

@@ -29,10 +29,13 @@ impl Judge {
     fn new(args: &VerifyArgs) -> Result<Self> {
         let runtime = runtime()?;
         let spec = Spec {
-            threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
             device: args.engine.device()?,
-            manners: Manners { pin: !args.engine.no_pin, nice: false },
+            manners: Manners {
+                threads: args.engine.threads.map(usize::from),
+                pin: !args.engine.no_pin,
+                nice: false,
+            },
             layers: LayerRange::new(0, 1).into_iter().collect(),
             ..Spec::new(source(&args.engine.model)?)
         };

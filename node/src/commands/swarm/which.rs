@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use scheduler::{LayerRange, LayerSet, ModelId};
+use shard::executor::DeviceName;
 
 use crate::{
     Error, Result,
@@ -14,7 +15,7 @@ use crate::{
     inference::local,
     library::{self, Library},
     model,
-    worker::Source,
+    worker::{ExpertShare, Source},
 };
 
 /// A model whose file is on this machine.
@@ -143,4 +144,19 @@ fn these(said: &str, layers: Vec<LayerRange>, known: Option<u32>) -> Result<Serv
         ))),
         None => Ok(Serve::These(LayerSet::new(layers).ranges().to_vec())),
     }
+}
+
+/// Which experts are loaded, where not all are.
+pub(super) fn experts(args: &JoinArgs, is_here: bool) -> Result<Option<ExpertShare>> {
+    let Some(range) = args.hold.experts else { return Ok(None) };
+    if !is_here {
+        return Err(Error::usage(format!(
+            "--experts loads parts of a file that is here: `shoal model pull {}` fetches it",
+            args.engine.model
+        )));
+    }
+    if !matches!(args.engine.device()?, DeviceName::Auto | DeviceName::Cpu) {
+        return Err(Error::usage("--experts is for the processor: leave --device out, or say cpu"));
+    }
+    Ok(Some(ExpertShare { range, from: args.hold.experts_from.clone(), asks: None }))
 }

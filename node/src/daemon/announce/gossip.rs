@@ -27,9 +27,12 @@ use scheduler::{
 };
 
 use super::Announcing;
-use crate::daemon::{
-    serve::{Figures, Held, Serving},
-    view::{TTL_MS, Viewing},
+use crate::{
+    daemon::{
+        serve::{Figures, Held, Serving},
+        view::{TTL_MS, Viewing},
+    },
+    worker::ExpertShare,
 };
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
@@ -320,14 +323,15 @@ impl Announcing {
 fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
     let leading = &serving.models.leading().ready;
     let ready = &held.ready;
+    let beyond = held.spec.experts.as_ref().and_then(ExpertShare::times);
     // What visits wait here beyond what the first model's visits take, those of another wait too.
     let waited_ms = (figures.visit_ms - leading.times.visit_ms).max(0.0);
     Holding {
         model: held.id,
         loaded,
         on_disk: Vec::new(),
-        decode_ms: ready.times.decode_ms,
-        prefill_ms: ready.times.prefill_ms,
+        decode_ms: ready.times.decode_ms + beyond.map_or(0.0, |times| times.decode_ms),
+        prefill_ms: ready.times.prefill_ms + beyond.map_or(0.0, |times| times.prefill_ms),
         visit_ms: ready.times.visit_ms + waited_ms,
         queue_ms: figures.queue_ms,
         load_ms: 0.0,
@@ -341,7 +345,7 @@ fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerR
 fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Viewing, now: Millis) {
     let mut claim = draft.claim.clone();
     let mut holdings: Vec<Holding> = Vec::new();
-    for held in serving.models.all().filter(|held| !held.loaded.is_empty()) {
+    for held in serving.models.all().filter(|held| !held.loaded.is_empty() && held.computes()) {
         let loaded = LayerSet::new(held.loaded.iter().copied()).ranges().to_vec();
         if holdings.iter().all(|known| known.model != held.id) {
             holdings.push(holding(serving, held, figures, loaded));

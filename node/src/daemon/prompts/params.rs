@@ -11,6 +11,7 @@ use crate::{
     control::Mode,
     encode::shorten,
     events::{PoolingRequest, PromptInput, PromptRequest, Refusal, RefusalKind, Sampling},
+    node_names,
     worker::{Conduct, Fault, PoolingTask, Prompt, Ready, TextKind, Worker},
 };
 
@@ -117,17 +118,7 @@ pub(super) fn trusted(ask: &PromptRequest) -> Result<BTreeSet<NodeId>, String> {
         let why = "trusted mode needs to know whom you trust: name them with --trust; `shoal peers --json` shows full names";
         return Err(why.to_owned());
     }
-    ask.trusted.iter().map(|name| node(name)).collect()
-}
-
-fn node(name: &str) -> Result<NodeId, String> {
-    let bytes = data_encoding::HEXLOWER_PERMISSIVE
-        .decode(name.as_bytes())
-        .ok()
-        .and_then(|b| <[u8; 32]>::try_from(b).ok());
-    bytes
-        .map(NodeId::new)
-        .ok_or_else(|| format!("\"{name}\" is no node's full name; `shoal peers --json` shows it"))
+    ask.trusted.iter().map(|name| node_names::full(name)).collect()
 }
 
 /// What is made of the prompt's hidden states, where they are pooled.

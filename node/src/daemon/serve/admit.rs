@@ -161,7 +161,8 @@ impl Serving {
 
     /// Why a lease cannot be granted, if that is plain.
     fn refusal(&self, key: Key, lease: &Lease) -> Option<Answer> {
-        let served = self.models.get(lease.model).map_or(&[][..], |held| &held.served);
+        let held = self.models.get(lease.model).filter(|held| held.computes());
+        let served = held.map_or(&[][..], |held| &held.served);
         if !served.iter().any(|range| range.covers(lease.layers)) {
             return Some(Answer::not_held(served));
         }

@@ -7,6 +7,7 @@
 mod acquire;
 mod admit;
 mod drafter;
+mod experts;
 mod growth;
 mod initial_placement;
 mod load;
@@ -26,6 +27,7 @@ pub use self::workers::MOST_BESIDE;
 use self::{
     acquire::{Acquire, News},
     admit::Door,
+    experts::Leader,
     load::Waits,
     place::{Moved, Placing},
     weights::Weights,
@@ -33,6 +35,7 @@ use self::{
 pub(super) use self::{
     acquire::{Arrived, answer},
     drafter::{Drafted, Drafter, share_bytes},
+    experts::Holder,
     growth::Steps,
     load::Figures,
     pull::Pulls,
@@ -122,6 +125,8 @@ pub(super) enum ServingEvent {
     Content(peers::Question),
     /// A model is on its way.
     News(News),
+    /// Experts elsewhere were found, are gone, or take another time.
+    Experts,
 }
 
 /// Where the events of [`Serving`] come in.
@@ -132,6 +137,7 @@ pub(super) struct Inbox {
     moved: mpsc::Receiver<Moved>,
     content: mpsc::Receiver<peers::Question>,
     news: mpsc::Receiver<News>,
+    experts: mpsc::Receiver<()>,
 }
 
 impl Inbox {
@@ -144,6 +150,7 @@ impl Inbox {
             Some(moved) = self.moved.recv() => Some(ServingEvent::Moved(Box::new(moved))),
             Some(question) = self.content.recv() => Some(ServingEvent::Content(question)),
             Some(news) = self.news.recv() => Some(ServingEvent::News(news)),
+            Some(()) = self.experts.recv() => Some(ServingEvent::Experts),
             else => None,
         }
     }
@@ -193,12 +200,19 @@ impl Serving {
         let (moves, moved) = mpsc::channel(1);
         let (questions, content) = mpsc::channel(control::QUESTIONS);
         let (news, told) = mpsc::channel(NEWS);
-        let inbox = Inbox { served, died, restarted, moved, content, news: told };
+        let (changed, experts) = mpsc::channel(1);
+        let inbox = Inbox { served, died, restarted, moved, content, news: told, experts };
         let table = SessionTable::default();
-        let spec = worker::Spec { model: Some(model), room: worker.room.bounded(kv_bytes), ..worker };
+        let mut spec = worker::Spec { model: Some(model), room: worker.room.bounded(kv_bytes), ..worker };
+        let mut opened = None;
+        if let Some(share) = spec.experts.as_mut().filter(|share| !share.from.is_empty()) {
+            let experts = opened.insert(experts::Opened::new());
+            share.asks = Some(experts.asks.clone());
+        }
         let weights = Weights::new(caps.weights_bytes);
         let beside_it = beside.iter().map(|beside| {
-            let spec = worker::Spec { model: None, class: None, draft_head: None, ..spec.clone() };
+            let spec =
+                worker::Spec { model: None, class: None, draft_head: None, experts: None, ..spec.clone() };
             Held::absent(beside.place.id(), &beside.about.name, beside.about.clone(), spec)
         });
         let beside_it: Vec<Held> = beside_it.collect();
@@ -223,6 +237,9 @@ impl Serving {
                 held
             }
         };
+        if let Some(opened) = opened {
+            Leader::start(node.network.clone(), &first, opened, changed);
+        }
         // What the memory of a device does not hold is not promised.
         let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.memory.kv_bytes };
         let models = Models::new(first, beside_it, table.clone(), deaths, restarts);
@@ -366,6 +383,9 @@ impl Serving {
 
     /// The layers of a model that others are told of.
     pub(super) fn offered(&self, held: &Held) -> Vec<LayerRange> {
+        if !held.computes() {
+            return Vec::new();
+        }
         if held.id == self.models.first.id { self.placing.offered(&held.served) } else { held.served.clone() }
     }
 }

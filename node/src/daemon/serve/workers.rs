@@ -189,6 +189,11 @@ impl Held {
         Ok((held, outputs))
     }
 
+    /// Whether its layers can be computed now: not where some of their experts are elsewhere and cannot be asked.
+    pub(crate) fn computes(&self) -> bool {
+        self.spec.experts.as_ref().is_none_or(|share| share.times().is_some())
+    }
+
     /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
     pub(crate) fn home_ms(&self) -> f64 {
         self.at_home.value().unwrap_or(self.ready.times.head_ms)
@@ -196,12 +201,17 @@ impl Held {
 
     /// The model as a prompt needs it; `shares` is what nodes contributed to it.
     pub(crate) fn local(&self, shares: BTreeMap<NodeId, f64>) -> Local {
+        let mut ready = self.ready.clone();
+        if !self.computes() {
+            // Nothing begins or ends here.
+            ready.layers.clear();
+        }
         Local {
             name: self.about.name.clone(),
             auditor: self.auditor.clone(),
             shares,
             worker: self.worker.subscribe(),
-            ready: self.ready.clone(),
+            ready,
             drafter: None,
         }
     }

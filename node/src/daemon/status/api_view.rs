@@ -192,7 +192,7 @@ impl Daemon {
                 .flat_map(|held| held.served.iter().map(|range| layers(held.id, *range)))
                 .collect(),
             memory_bytes: Some(self.serving.models.first.spec.kv_bytes),
-            threads: self.serving.models.first.spec.threads.map(|threads| threads as u32),
+            threads: self.serving.models.first.spec.manners.threads.map(|threads| threads as u32),
             upload_bytes_per_s: None,
             served_layer_tokens: self.serving.totals.layer_rows,
             served_sessions: self.serving.totals.sessions,

@@ -7,10 +7,10 @@ use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
 
 use super::{Daemon, serve::Held, view::Facts};
 use crate::reports::{
-    AnnouncementsStatus, CapsStatus, DeviceStatus, FetchReport, KeptState, LayersStatus, LimitReport,
-    LinkReport, LoadStatus, MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport,
-    PeersReport, ProcessStatus, RefusedReport, SessionsStatus, SoleHolder, SpeedStatus, StatusReport,
-    WorkStatus,
+    AnnouncementsStatus, CapsStatus, DeviceStatus, ExpertsStatus, FetchReport, KeptState, LayersStatus,
+    LimitReport, LinkReport, LoadStatus, MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel,
+    PeerReport, PeersReport, ProcessStatus, RefusedReport, SessionsStatus, SoleHolder, SpeedStatus,
+    StatusReport, WorkStatus,
 };
 use crate::state_store::DiskUse;
 
@@ -134,6 +134,11 @@ impl Daemon {
                 read_bytes_per_s: ready.read_bytes_per_s(),
                 load_ms: ready.load_ms,
             },
+            experts: held.spec.experts.as_ref().map(|share| ExpertsStatus {
+                here: share.range.to_string(),
+                from: share.from.iter().map(|node| format!("{node:?}")).collect(),
+                decode_ms_per_layer: share.times().map(|times| times.decode_ms),
+            }),
             worker_pid: held.worker.borrow().pid(),
             fetching: held.fetching.clone(),
             bares: self.bares(held),

@@ -4,7 +4,6 @@
 //! any order.
 
 use bincode::{Decode, Encode};
-use serde::{Deserialize, Serialize};
 use shard::sample::SamplingParams;
 
 use crate::{
@@ -12,7 +11,7 @@ use crate::{
     state_store::file::Whose,
     worker::{
         Measure, PoolingTask,
-        ready::{Abilities, Memory, Times, Vocabulary},
+        ready::{Abilities, CostRun, Memory, Times, Vocabulary},
     },
 };
 
@@ -130,6 +129,18 @@ pub enum Ask {
         /// For which session.
         session: [u8; 16],
     },
+    /// Rows for experts that are here; the payload is a [`p2p::wire::experts::Work`]. Answered by [`Tell::ExpertsRan`].
+    RunExperts {
+        /// Echoed.
+        id: u64,
+    },
+    /// To [`Tell::WantExperts`]; the payload is the outputs, f32, or why there are none.
+    ExpertOutputs {
+        /// As asked.
+        id: u64,
+        /// Whether there are none.
+        failed: bool,
+    },
     /// Forget what was kept of an ended session.
     Forget {
         /// Which.
@@ -190,6 +201,16 @@ pub enum Tell {
         id: u64,
         /// Tokens that were new.
         read: u32,
+    },
+    /// Rows that need experts of another node; the payload is a [`p2p::wire::experts::Work`]. Answered by [`Ask::ExpertOutputs`].
+    WantExperts {
+        /// Echoed.
+        id: u64,
+    },
+    /// To [`Ask::RunExperts`]; the payload is the outputs, f32.
+    ExpertsRan {
+        /// As asked.
+        id: u64,
     },
     /// To [`Ask::Finish`]; the payload is text.
     Finished {
@@ -254,24 +275,33 @@ pub struct Load {
     pub layers: Vec<(u32, u32)>,
     /// Most positions of a session.
     pub context: u64,
-    /// Compute threads.
-    pub threads: Option<u32>,
+    /// The first and one past the last expert of each layer to load, and whether others can be asked for; `None` for all.
+    pub experts: Option<((u32, u32), bool)>,
+    /// How it computes beside other programs.
+    pub threads: Threads,
     /// Instruction set.
     pub isa: Option<String>,
     /// What computes, by name, and the path of the folder in which a GPU's compiled kernels are kept, in the system's own bytes.
     pub device: (String, Option<Vec<u8>>),
     /// Room for caches.
     pub kv_bytes: u64,
-    /// The processor of each thread, claimed by the daemon; none to let the system place them.
-    pub processors: Vec<u32>,
-    /// Whether others go first.
-    pub nice: bool,
     /// What to measure before saying [`Ready`].
     pub measure: Measure,
     /// The draft head's path in the system's own bytes and its length, where there is one; its descriptor follows the model's.
     pub draft_head: Option<(Vec<u8>, u64)>,
     /// What the file for states of ended sessions is encrypted with, whose descriptor comes last; `None` for no such file.
     pub state_secret: Option<[u8; 32]>,
+}
+
+/// The threads of a worker.
+#[derive(Clone, Debug, Default, Encode, Decode)]
+pub struct Threads {
+    /// How many; `None` for one per physical core.
+    pub count: Option<u32>,
+    /// The processor of each, claimed by the daemon; none to let the system place them.
+    pub processors: Vec<u32>,
+    /// Whether others go first.
+    pub nice: bool,
 }
 
 /// See [`crate::worker::Ready`].
@@ -295,19 +325,6 @@ pub struct Ready {
     pub device: String,
     pub abilities: Abilities,
     pub confinement: Confinement,
-}
-
-/// See [`scheduler::layer_cost::LayerCost`].
-#[derive(Clone, Debug, Encode, Decode, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct CostRun {
-    pub layers: u32,
-    pub row_work: u64,
-    pub weight_bytes: u64,
-    pub seen_work: u32,
-    pub window: Option<u32>,
-    pub state_bytes: u32,
-    pub position_bytes: u32,
 }
 
 /// What a text to encode is.

@@ -30,6 +30,7 @@ use scheduler::{
 use shard::draft::DraftToken;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+pub use super::ready::CostRun;
 pub use message::*;
 
 /// Longest meta part: 64 stop strings of 4 KiB and 1024 logit biases fit.

@@ -1,8 +1,9 @@
 //! The buffers of a forward pass, made once.
 
 use super::{
-    super::{Gave, RemoteExperts, batch::Span, remote_experts::Elsewhere},
+    super::{Gave, RemoteExperts, batch::Span},
     Buffers, Capacity, Shard,
+    elsewhere::Elsewhere,
 };
 use crate::{
     kernels::{Activations, AttentionJob, QUARTER, attention},

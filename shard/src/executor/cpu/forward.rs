@@ -484,14 +484,8 @@ impl Shard {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
                 let (gate, up, scratch) = (&mut ws.inner.gate, &mut ws.inner.up, &mut ws.scratch);
                 let buffers = Hidden { gate, up, scratch, eps: blueprint.norm.eps };
-                run_network(
-                    cpu,
-                    network,
-                    dense.activation,
-                    (&ws.h[..size], rows),
-                    buffers,
-                    &mut ws.y[..size],
-                );
+                let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
+                run_network(cpu, network, dense.activation, (h, rows), buffers, y);
             }
             (FeedForwardWeights::Experts(weights), FeedForward::Experts(spec)) => {
                 mix(cpu, (weights, spec, blueprint.norm.eps), ws, (place.layer, rows))?;

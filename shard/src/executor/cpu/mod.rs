@@ -11,6 +11,7 @@
 //! Limits: whole model families only as [`crate::models`] describes them.
 
 mod buffers;
+mod elsewhere;
 mod ends;
 mod experts;
 mod forward;
