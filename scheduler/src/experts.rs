@@ -66,3 +66,23 @@ pub fn assign(
     };
     (0..count).map(of).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_expert_has_a_holder_of_its_layer_or_is_named() {
+        let experts = |start, end| ExpertRange::new(start, end).unwrap();
+        let layers = |start, end| LayerRange::new(start, end).unwrap();
+        let holders =
+            [(layers(0, 2), experts(2, 4)), (layers(0, 4), experts(3, 6)), (layers(0, 4), experts(2, 3))];
+        let of = |layer, own| assign(layer, (own, 6), &holders);
+        assert_eq!(of(1, experts(0, 2)), Ok(vec![None, None, Some(0), Some(0), Some(1), Some(1)]));
+        assert_eq!(of(3, experts(0, 2)), Ok(vec![None, None, Some(2), Some(1), Some(1), Some(1)]));
+        assert_eq!(of(1, experts(1, 2)), Err(0));
+        assert_eq!(of(9, experts(0, 4)), Err(4), "no holder has that layer");
+        assert_eq!(of(9, experts(0, 6)), Ok(vec![None; 6]));
+        assert_eq!(ExpertRange::new(3, 3), None);
+    }
+}

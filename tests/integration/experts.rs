@@ -61,7 +61,7 @@ fn experts_on_several_nodes_give_the_tokens_of_one() {
     let expected = alone(path);
     let asks = Node::start(&folder.path().join("home"), &["--ask-only", "--model", path]);
     let start = |name: &str, args: &[&str]| {
-        let all = [&["--model", path, "--layers", "1..5", "--peer", asks.tcp()], args].concat();
+        let all = [&["--model", path, "--layers", "0..6", "--peer", asks.tcp()], args].concat();
         Node::start(&folder.path().join(name), &all)
     };
     let mut first = start("first", &["--experts", "4..8"]);
@@ -71,6 +71,11 @@ fn experts_on_several_nodes_give_the_tokens_of_one() {
     let named = [from(&first), from(&last), from(&spare)].concat();
     let named: Vec<&str> = named.iter().map(String::as_str).collect();
     let leads = start("leads", &[&["--experts", "0..4"], &named[..]].concat());
+    // One whose bits are others computes for no node, and those that are not named are not asked.
+    let args = ["--model", path, "--layers", "0..6", "--peer", asks.tcp(), "--experts", "4..8"];
+    let odd = Node::start_with(&folder.path().join("odd"), &args, &[("SHOAL_CHEAT", "approx")]);
+    let other =
+        start("other", &["--experts", "0..4", "--experts-from", &last.name, "--experts-from", &odd.name]);
     // It announces its layers when all their experts are found; the others announce none.
     asks.meets(1);
     let holders = |asks: &Node| {
@@ -90,6 +95,9 @@ fn experts_on_several_nodes_give_the_tokens_of_one() {
         asks.ask(&words)
     };
     let line = answer(&asks);
+    assert_eq!(line["ids"], expected, "{line}");
+    // Its own prompts begin and end with it.
+    let line = answer(&leads);
     assert_eq!(line["ids"], expected, "{line}");
     // A holder dies in mid-answer: another one that holds the same goes on.
     let mut prompt = Prompt::run(&asks.home, ask());
@@ -124,6 +132,11 @@ fn experts_on_several_nodes_give_the_tokens_of_one() {
     });
     leads.wait_for("serving");
     assert_eq!(experts_of(&leads)["decode_ms_per_layer"], Value::Null, "not all experts are found any more");
+    assert_eq!(
+        experts_of(&other)["decode_ms_per_layer"],
+        Value::Null,
+        "of those it named one computes only for machines of its class"
+    );
 }
 
 #[test]

@@ -142,7 +142,8 @@ pub struct HoldArgs {
     #[arg(long)]
     pub layers: Option<Layers>,
     /// Load only these experts of the layers, as 0..32, where they do not all fit: with --experts-from this node runs the layers,
-    /// without it computes its experts for nodes that name it
+    /// without it computes its experts for nodes that name it. Both load the named layers and no other: name the first and the
+    /// last one too for own prompts
     #[arg(long, value_name = "EXPERTS", value_parser = experts, requires = "layers", conflicts_with = "ask_only")]
     pub experts: Option<ExpertRange>,
     /// A node that computes the experts that are not here, by its full name; what it computes wrong counts as this node's

@@ -1,10 +1,11 @@
-//! Any bytes as an ask, an answer, and a message of a delegate stream or one of pages: what is accepted is written back as the same
+//! Any bytes as an ask, an answer, and a message of a stream of delegation, pages or experts: what is accepted is written back as the same
 //! bytes. The first byte says which of the three.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, MAX_SETTLED, Refusal};
 use p2p::wire::delegate::{Event, Kind, Prefix, Request};
+use p2p::wire::experts::{self, MAX_VALUES, Offer, Work};
 use p2p::wire::pages::{Head, MAX_PACKED, MAX_STATE, Permit, PieceHead, STEP_LEN, read_steps, write_steps};
 use scheduler::capability::MAX_LAYERS;
 
@@ -37,9 +38,30 @@ fuzz_target!(|bytes: &[u8]| {
         _ => {
             delegate(bytes);
             pages(bytes);
+            expert_messages(bytes);
         }
     }
 });
+
+fn expert_messages(bytes: &[u8]) {
+    if let Ok(work) = Work::decode(bytes) {
+        assert_eq!(work.encode(), bytes);
+        assert!(work.visits.len() * work.width as usize <= MAX_VALUES);
+        let (some, others) = (work.part(|expert| expert % 2 == 0), work.part(|expert| expert % 2 == 1));
+        assert_eq!(some.visits.len() + others.visits.len(), work.visits.len());
+        for part in [some, others].iter().filter(|part| !part.visits.is_empty()) {
+            assert_eq!(Work::decode(&part.encode()).as_ref(), Ok(part));
+        }
+    }
+    if let Ok(offer) = Offer::decode(bytes) {
+        assert_eq!(offer.encode(), bytes);
+    }
+    if let Some((prefix, _)) = bytes.split_first_chunk()
+        && let Ok(read) = experts::Prefix::read(prefix)
+    {
+        assert_eq!(read.write(), *prefix);
+    }
+}
 
 fn pages(bytes: &[u8]) {
     if let Some((request, _)) = bytes.split_first_chunk()

@@ -8,7 +8,7 @@
 //! A node that holds experts ([`Holder`]) announces nothing. Any node of the swarm may lead with it: that takes a place for sessions, as
 //! a prompt of another node does.
 //!
-//! Deadlines: [`GREET`] for a holder's offer, [`WORK`] for outputs; holders that are not there are looked for every [`LOOK`], and
+//! Deadlines: [`GREET`] for a holder's offer, [`WORK`] and more for outputs; holders that are not there are looked for every [`LOOK`], and
 //! measured every [`MEASURE`].
 //!
 //! Limits: one hop, so a node that leads holds experts for no other; the first model only; a holder loads the other weights of its
@@ -23,6 +23,7 @@ use futures::future::join_all;
 use p2p::{
     Governor, HopError, Network, Permit, Plane, Stream,
     wire::{
+        announce::Class,
         control::Contact,
         experts::{
             MAX_VALUES, Message, Offer, PREFIX_LEN, Prefix, Work, read_hello, read_reason, write_reason,
@@ -43,8 +44,10 @@ use crate::worker::{ExpertAsks, ExpertQuestion, ExpertShape, ExpertTimes, Worker
 const QUESTIONS: usize = 64;
 /// A holder that is there says what it holds within a few round trips.
 const GREET: Duration = Duration::from_secs(5);
-/// A holder that has not answered by then is given up: a piece of a long prompt on a slow machine takes seconds.
-const WORK: Duration = Duration::from_secs(20);
+/// A holder that has not answered by then, and [`LATE`] times what it takes, is given up. Shorter, and a busy machine is left.
+const WORK: Duration = Duration::from_secs(3);
+/// See [`WORK`].
+const LATE: f64 = 20.0;
 /// Between two looks for holders that are not there.
 const LOOK: Duration = Duration::from_secs(2);
 /// Between two measurements of a holder with nothing to do.
@@ -57,6 +60,8 @@ const TRIPS: usize = 5;
 const VISITED: u32 = 4;
 /// Rows of a measured part of a prompt.
 const ROWS: u32 = 32;
+/// What a step for a prompt moves the time of a holder by, in parts of the difference.
+const LEARNS: f64 = 0.05;
 /// A change of a time that others should hear of, in parts of it.
 const NEWS: f64 = 0.5;
 
@@ -105,13 +110,16 @@ impl Leader {
         let Some((share, shape)) = held.spec.experts.as_ref().zip(held.ready.abilities.experts) else {
             return;
         };
+        let mut names = share.from.clone();
+        names.sort_unstable();
+        names.dedup();
         let leader = Self {
             network,
             model: held.id,
             layers: held.ready.layers.clone(),
             own: share.range,
             shape,
-            names: share.from.clone(),
+            names,
             known: Vec::new(),
             found: opened.found,
             changed,
@@ -134,9 +142,11 @@ impl Leader {
                     if looking.is_empty() {
                         sought.clear();
                     }
+                    self.tell();
                 }
                 _ = clock.tick() => {
                     self.measure().await;
+                    self.tell();
                     let lacking = self.names.iter().filter(|name| self.known.iter().all(|known| known.node != **name));
                     for node in lacking.copied().filter(|node| !sought.contains(node)).collect::<Vec<_>>() {
                         sought.push(node);
@@ -144,7 +154,6 @@ impl Leader {
                     }
                 }
             }
-            self.tell();
         }
     }
 
@@ -282,13 +291,20 @@ async fn meet(network: Network, node: NodeId, model: ModelId, shape: ExpertShape
     };
     let times = ExpertTimes { decode_ms: 0.0, prefill_ms: 0.0 };
     let mut known = Known { node, stream, offer, times, measured: Instant::now() };
-    known.measure(shape).await.ok()?;
+    let measured = known.measure(shape).await;
+    let unable =
+        |error: &HopError| tracing::info!(%node, %error, layer = shape.layer, "it computes no experts here");
+    measured.inspect_err(unable).ok()?;
     Some(known)
 }
 
 impl Known {
     /// The outputs of what it holds.
     async fn ask(&mut self, work: &Work) -> Result<Vec<u8>, HopError> {
+        let rows = work.rows.len() as f64 / f64::from(4 * work.width.max(1));
+        let late_ms = LATE * (self.times.decode_ms + rows * self.times.prefill_ms);
+        let patience = WORK + Duration::from_secs_f64(late_ms / 1e3);
+        let began = Instant::now();
         let asked = async {
             send(&mut self.stream, Message::Work, &work.encode()).await?;
             match receive(&mut self.stream, None).await? {
@@ -300,19 +316,24 @@ impl Known {
                 _ => Err(HopError::Corrupt),
             }
         };
-        let outputs = timeout(WORK, asked).await.unwrap_or(Err(HopError::Timeout));
+        let outputs = timeout(patience, asked).await.unwrap_or(Err(HopError::Timeout));
         let outputs = outputs.inspect_err(|error| {
             tracing::warn!(node = %self.node, %error, "a holder of experts is gone");
         })?;
-        match outputs.len() == work.visits.len() * 4 * work.width as usize {
-            true => Ok(outputs),
-            false => Err(HopError::Corrupt),
+        if outputs.len() != work.visits.len() * 4 * work.width as usize {
+            return Err(HopError::Corrupt);
         }
+        // What is asked for prompts measures as well, and those wait for nothing else.
+        self.measured = Instant::now();
+        if rows <= 1.0 {
+            let ms = began.elapsed().as_secs_f64() * 1e3;
+            self.times.decode_ms += LEARNS * (ms - self.times.decode_ms);
+        }
+        Ok(outputs)
     }
 
     /// What a row takes, and one of many.
     async fn measure(&mut self, shape: ExpertShape) -> Result<(), HopError> {
-        self.measured = Instant::now();
         let first = self.offer.experts.start();
         let visited = first..self.offer.experts.end().min(first + VISITED);
         let work = |rows: u32| {
@@ -346,20 +367,22 @@ pub(crate) struct Holder {
     governor: Governor,
     model: ModelId,
     worker: watch::Receiver<Worker>,
-    /// What it holds; `None` when it holds all of every layer, and others compute nothing with it.
-    offer: Option<Offer>,
+    /// What it holds, or why it computes nothing for others.
+    offer: Result<Offer, &'static str>,
 }
 
 impl Holder {
     /// What computes experts of `held` for nodes that lead.
     pub(crate) fn of(held: &Held, governor: Governor) -> Self {
         let holds = held.spec.experts.as_ref().filter(|share| share.from.is_empty());
-        Self {
-            governor,
-            model: held.id,
-            worker: held.worker.subscribe(),
-            offer: holds.map(|share| Offer { layers: held.ready.layers.clone(), experts: share.range }),
-        }
+        let offer = match holds {
+            None => Err("no experts are computed for others here"),
+            Some(_) if held.ready.class != Class::D1 => {
+                Err("this machine is of class approx: its outputs would be taken for lies")
+            }
+            Some(share) => Ok(Offer { layers: held.ready.layers.clone(), experts: share.range }),
+        };
+        Self { governor, model: held.id, worker: held.worker.subscribe(), offer }
     }
 
     /// Answers a node that leads until it is gone; without a seat it is told so.
@@ -376,19 +399,14 @@ impl Holder {
         };
         let model = read_hello(&model).map_err(|_| HopError::Corrupt)?;
         let offer = match &self.offer {
-            Some(offer) if model == self.model && is_seated => offer,
-            Some(_) if model == self.model => {
-                return send(stream, Message::Failed, &write_reason("as many sessions run here as may"))
-                    .await;
-            }
-            _ => {
-                return send(
-                    stream,
-                    Message::Failed,
-                    &write_reason("no experts of that model are held here"),
-                )
-                .await;
-            }
+            Err(why) => Err(*why),
+            Ok(_) if model != self.model => Err("another model is held here"),
+            Ok(_) if !is_seated => Err("as many sessions run here as may"),
+            Ok(offer) => Ok(offer),
+        };
+        let offer = match offer {
+            Ok(offer) => offer,
+            Err(why) => return send(stream, Message::Failed, &write_reason(why)).await,
         };
         send(stream, Message::Offer, &offer.encode()).await?;
         loop {

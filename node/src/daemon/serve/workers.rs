@@ -163,7 +163,8 @@ impl Held {
         file_bytes: u64,
         about: ModelInfo,
     ) -> Result<(Self, mpsc::Receiver<worker::Output>)> {
-        let layers = with_ends(&serve, num_layers);
+        // Of layers whose experts are on several nodes, only what was named is in memory.
+        let layers = if spec.experts.is_some() { serve.clone() } else { with_ends(&serve, num_layers) };
         let mut spec = worker::Spec { layers, ..spec };
         let spawned = worker::spawn_fastest(&mut spec).await;
         let ((worker, ready, outputs), trouble) = spawned.map_err(|e| Error::Failed(e.to_string()))?;
