@@ -1,7 +1,7 @@
 //! What a pass asks of experts that are not here.
 
 use super::super::{ExpertWork, RemoteExperts, batch::refuse_non_finite};
-use crate::{Error, Result};
+use crate::{Error, Result, kernels::Cpu};
 
 /// Gathers the visits of one pass to experts elsewhere, and hands out what they give.
 #[derive(Default)]
@@ -38,19 +38,19 @@ impl Elsewhere {
         self.asked = Asked::Nothing;
     }
 
-    /// `expert` visits row `row` of the pass, which is `x`; as `weigh` changes it where experts read weighted rows.
-    pub fn gather(&mut self, expert: u32, row: usize, x: &[f32], weigh: Option<&dyn Fn(&mut [f32])>) {
+    /// `expert` visits row `row` of the pass, which is `x`; times `weight` where experts read weighted rows.
+    pub fn gather(&mut self, cpu: &Cpu, (expert, row): (u32, usize), x: &[f32], weight: Option<f32>) {
         let new = self.rows.len() / x.len();
-        let place = match (weigh, self.places[row]) {
+        let place = match (weight, self.places[row]) {
             (None, place) if place > 0 => place as usize - 1,
             (None, _) => {
                 self.rows.extend_from_slice(x);
                 self.places[row] = new as u32 + 1;
                 new
             }
-            (Some(weigh), _) => {
+            (Some(weight), _) => {
                 self.rows.extend_from_slice(x);
-                weigh(&mut self.rows[new * x.len()..]);
+                cpu.scale(&mut self.rows[new * x.len()..], weight);
                 new
             }
         };

@@ -59,8 +59,8 @@ pub(super) fn mix(
         for index in (0..spec.count).filter(|index| network(*index).is_none()) {
             for &(row, weight) in &members[starts[index]..starts[index + 1]] {
                 let x = &given[row as usize * width..][..width];
-                let weigh = |x: &mut [f32]| cpu.scale(x, weight);
-                elsewhere.gather(index as u32, row as usize, x, spec.weighs_input.then_some(&weigh));
+                let weight = spec.weighs_input.then_some(weight);
+                elsewhere.gather(cpu, (index as u32, row as usize), x, weight);
             }
         }
         elsewhere.ask(layer as u32)?;
