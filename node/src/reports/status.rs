@@ -321,6 +321,8 @@ pub struct ExpertsStatus {
     pub from: Vec<String>,
     /// What those nodes add to a layer and token, ms; nothing while experts are missing, or for a node that leads none.
     pub decode_ms_per_layer: Option<f64>,
+    /// What is missing, for people.
+    pub missing: Option<String>,
 }
 
 /// How fast a model is computed, measured at load.
@@ -385,7 +387,7 @@ mod tests {
             "name called id num_layers loaded serving offered resident_bytes sandboxed landlocked device class \
              decode_ms_per_layer prefill_ms_per_layer visit_ms read_bytes_per_s load_ms experts worker_pid fetching bares"
         );
-        assert_eq!(keys(&status["models"][0]["experts"]).join(" "), "here from decode_ms_per_layer");
+        assert_eq!(keys(&status["models"][0]["experts"]).join(" "), "here from decode_ms_per_layer missing");
         for (part, names) in [
             ("reached", "class why"),
             ("sessions", "serving served"),

@@ -19,8 +19,8 @@ pub struct ExpertShare {
 pub struct ExpertAsks {
     /// Where its questions go.
     pub questions: mpsc::Sender<ExpertQuestion>,
-    /// What layers take longer for it, while all experts are found.
-    pub found: watch::Receiver<Option<ExpertTimes>>,
+    /// What layers take longer for it; while not all experts are found, what is missing, for people.
+    pub found: watch::Receiver<Result<ExpertTimes, String>>,
 }
 
 /// What experts elsewhere add to a layer.
@@ -44,6 +44,11 @@ pub struct ExpertQuestion {
 impl ExpertShare {
     /// What others add to a layer of a node that leads; `None` while it cannot run its layers, which one that leads none never can.
     pub fn times(&self) -> Option<ExpertTimes> {
-        self.asks.as_ref().and_then(|asks| *asks.found.borrow())
+        self.asks.as_ref().and_then(|asks| asks.found.borrow().as_ref().ok().copied())
+    }
+
+    /// What a node that leads lacks of others, for people.
+    pub fn lacking(&self) -> Option<String> {
+        self.asks.as_ref().and_then(|asks| asks.found.borrow().as_ref().err().cloned())
     }
 }

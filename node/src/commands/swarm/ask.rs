@@ -125,14 +125,15 @@ fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
 
 /// A sentence for a node that holds some experts of its layers.
 pub(super) fn experts_of(experts: &ExpertsStatus) -> String {
-    let ExpertsStatus { here, from, decode_ms_per_layer } = experts;
+    let ExpertsStatus { here, from, decode_ms_per_layer, missing } = experts;
     match (from.len(), decode_ms_per_layer) {
         (0, _) => {
             format!("{here} of these layers, computed for nodes that name this one with --experts-from")
         }
-        (nodes, None) => format!(
-            "{here} are here; not all others are found at the {nodes} named, so no layer is served yet"
-        ),
+        (_, None) => {
+            let missing = missing.as_deref().unwrap_or("not all others are found");
+            format!("{here} are here, no layer is served yet: {missing}")
+        }
         (nodes, Some(ms)) => format!(
             "{here} are here, the others at {nodes} of those named: {ms:.2} ms more a layer and token"
         ),

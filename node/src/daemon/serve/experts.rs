@@ -70,13 +70,13 @@ pub(super) struct Opened {
     /// For the specification of its worker.
     pub(super) asks: ExpertAsks,
     questions: mpsc::Receiver<ExpertQuestion>,
-    found: watch::Sender<Option<ExpertTimes>>,
+    found: watch::Sender<Result<ExpertTimes, String>>,
 }
 
 impl Opened {
     pub(super) fn new() -> Self {
         let (questions, asked) = mpsc::channel(QUESTIONS);
-        let (found, seen) = watch::channel(None);
+        let (found, seen) = watch::channel(Err("the nodes named are looked for".into()));
         Self { asks: ExpertAsks { questions, found: seen }, questions: asked, found }
     }
 }
@@ -99,7 +99,9 @@ pub(super) struct Leader {
     shape: ExpertShape,
     names: Vec<NodeId>,
     known: Vec<Known>,
-    found: watch::Sender<Option<ExpertTimes>>,
+    /// Why others of those named are not among these, for people.
+    silent: BTreeMap<NodeId, String>,
+    found: watch::Sender<Result<ExpertTimes, String>>,
     /// Told when layers are to be announced, or no more.
     changed: mpsc::Sender<()>,
 }
@@ -121,6 +123,7 @@ impl Leader {
             shape,
             names,
             known: Vec::new(),
+            silent: BTreeMap::new(),
             found: opened.found,
             changed,
         };
@@ -128,7 +131,7 @@ impl Leader {
     }
 
     async fn run(mut self, mut questions: mpsc::Receiver<ExpertQuestion>) {
-        let mut looking: JoinSet<Option<Known>> = JoinSet::new();
+        let mut looking: JoinSet<Result<Known, (NodeId, String)>> = JoinSet::new();
         let mut sought = Vec::new();
         let mut clock = interval(LOOK);
         loop {
@@ -138,7 +141,14 @@ impl Leader {
                     let _ = reply.send(self.answer(&work).await);
                 }
                 Some(met) = looking.join_next() => {
-                    self.known.extend(met.ok().flatten());
+                    match met {
+                        Ok(Ok(known)) => {
+                            self.silent.remove(&known.node);
+                            self.known.push(known);
+                        }
+                        Ok(Err((node, why))) => drop(self.silent.insert(node, why)),
+                        Err(_) => {}
+                    }
                     if looking.is_empty() {
                         sought.clear();
                     }
@@ -157,33 +167,42 @@ impl Leader {
         }
     }
 
-    /// Says whether the layers can be computed now, and what they take longer.
+    /// Says whether the layers can be computed now, and what they take longer, or what is missing.
     fn tell(&self) {
-        let holders = self.holders();
-        let layers = || self.layers.iter().flat_map(|range| range.start()..range.end());
-        let whole = layers().all(|layer| assign(layer, (self.own, self.shape.count), &holders).is_ok());
         let most = |time: &dyn Fn(&ExpertTimes) -> f64| {
             self.known.iter().map(|known| time(&known.times)).fold(0.0, f64::max)
         };
-        // They compute side by side: the slowest one is waited for.
-        let times = whole.then(|| ExpertTimes {
-            decode_ms: most(&|times| times.decode_ms),
-            prefill_ms: most(&|times| times.prefill_ms),
-        });
-        let before = *self.found.borrow();
-        let is_news = match (before, times) {
-            (None, None) => false,
-            (Some(before), Some(now)) => {
+        let now = match self.missing() {
+            Some(missing) => Err(missing),
+            // They compute side by side: the slowest one is waited for.
+            None => Ok(ExpertTimes {
+                decode_ms: most(&|times| times.decode_ms),
+                prefill_ms: most(&|times| times.prefill_ms),
+            }),
+        };
+        let is_news = match (&*self.found.borrow(), &now) {
+            (Ok(before), Ok(now)) => {
                 (now.decode_ms - before.decode_ms).abs() > NEWS * before.decode_ms.max(1e-3)
             }
-            _ => true,
+            (before, now) => before != now,
         };
         if is_news {
-            tracing::info!(?times, "experts elsewhere");
-            self.found.send_replace(times);
+            tracing::info!(?now, "experts elsewhere");
+            drop(self.found.send_replace(now));
             // One that was not read yet is enough.
             let _ = self.changed.try_send(());
         }
+    }
+
+    /// The first expert that no holder has, and what is the matter with those named.
+    fn missing(&self) -> Option<String> {
+        let holders = self.holders();
+        let mut layers = self.layers.iter().flat_map(|range| range.start()..range.end());
+        let lacks =
+            |layer| assign(layer, (self.own, self.shape.count), &holders).err().map(|expert| (layer, expert));
+        let (layer, expert) = layers.find_map(lacks)?;
+        let silent = self.silent.iter().map(|(node, why)| format!("; {node} {why}"));
+        Some(format!("expert {expert} of layer {layer} has no node{}", silent.collect::<String>()))
     }
 
     /// What is known of every holder, a range of layers each.
@@ -264,38 +283,38 @@ fn joined(work: &Work, of: impl Fn(u32) -> Option<usize>, outputs: &[Vec<u8>]) -
     rest.values().all(|rest| rest.is_empty()).then_some(all)
 }
 
-/// Meets a holder: what it holds, and what it takes to ask it. `None` when it is not there or holds nothing of the model.
-async fn meet(network: Network, node: NodeId, model: ModelId, shape: ExpertShape) -> Option<Known> {
+/// Meets a holder: what it holds, and what it takes to ask it; or why it computes nothing for this node.
+async fn meet(
+    network: Network,
+    node: NodeId,
+    model: ModelId,
+    shape: ExpertShape,
+) -> Result<Known, (NodeId, String)> {
     let greeted = async {
         // Heard of through others, maybe never met; where it is, the network heard too.
         let _ = network.connect(&Contact { node, addresses: Vec::new() }).await;
         let mut stream = network.open(node, Plane::Experts).await?;
         send(&mut stream, Message::Hello, model.as_bytes()).await?;
-        let (kind, body, _) = receive(&mut stream, None).await?;
-        match kind {
-            Message::Offer => Ok((stream, Offer::decode(&body).map_err(|_| HopError::Corrupt)?)),
-            Message::Failed => {
-                let why = read_reason(&body);
-                tracing::info!(%node, why, "it computes no experts for this node");
-                Err(HopError::Closed)
+        match receive(&mut stream, None).await? {
+            (Message::Offer, body, _) => {
+                Ok(Ok((stream, Offer::decode(&body).map_err(|_| HopError::Corrupt)?)))
             }
+            (Message::Failed, why, _) => Ok(Err(format!("says that {}", read_reason(&why)))),
             _ => Err(HopError::Corrupt),
         }
     };
-    let (stream, offer) = match timeout(GREET, greeted).await.unwrap_or(Err(HopError::Timeout)) {
-        Ok(greeted) => greeted,
-        Err(error) => {
-            tracing::debug!(%node, %error, "a holder of experts is not there");
-            return None;
-        }
+    let greeted = timeout(GREET, greeted).await.unwrap_or(Err(HopError::Timeout));
+    let (stream, offer) = match greeted {
+        Ok(Ok(greeted)) => greeted,
+        Ok(Err(why)) => return Err((node, why)),
+        Err(_) => return Err((node, "is not there".into())),
     };
     let times = ExpertTimes { decode_ms: 0.0, prefill_ms: 0.0 };
     let mut known = Known { node, stream, offer, times, measured: Instant::now() };
-    let measured = known.measure(shape).await;
-    let unable =
-        |error: &HopError| tracing::info!(%node, %error, layer = shape.layer, "it computes no experts here");
-    measured.inspect_err(unable).ok()?;
-    Some(known)
+    match known.measure(shape).await {
+        Ok(()) => Ok(known),
+        Err(_) => Err((node, format!("computes no experts of layer {}", shape.layer))),
+    }
 }
 
 impl Known {

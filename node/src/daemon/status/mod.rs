@@ -138,6 +138,7 @@ impl Daemon {
                 here: share.range.to_string(),
                 from: share.from.iter().map(|node| format!("{node:?}")).collect(),
                 decode_ms_per_layer: share.times().map(|times| times.decode_ms),
+                missing: share.lacking(),
             }),
             worker_pid: held.worker.borrow().pid(),
             fetching: held.fetching.clone(),
