@@ -83,6 +83,8 @@ mod kademlia;
 #[cfg(feature = "net")]
 mod named;
 #[cfg(feature = "net")]
+mod own_port;
+#[cfg(feature = "net")]
 mod peers;
 #[cfg(feature = "net")]
 mod relay;

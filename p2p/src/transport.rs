@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gate::{self, Side};
 use crate::governor::Governor;
+use crate::own_port::OwnPort;
 use crate::waiting_room::WaitingRoom;
 
 /// A handshake that takes longer is given up: ten round trips of a bad satellite link. One that comes in has less time, see
@@ -47,7 +48,8 @@ pub(crate) fn build(
     let failed = |e: &dyn std::error::Error| Error::Listen(e.to_string());
     let noise = |key: &Keypair| noise::Config::new(key).map_err(|e| failed(&e));
 
-    let tcp = tcp::tokio::Transport::new(tcp::Config::default())
+    let tcp = || tcp::tokio::Transport::new(tcp::Config::default());
+    let tcp = OwnPort::new(tcp(), tcp())
         .upgrade(Version::V1Lazy)
         .authenticate(noise(&key)?)
         .multiplex(yamux::Config::default())
