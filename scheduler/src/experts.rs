@@ -46,20 +46,20 @@ impl fmt::Debug for ExpertRange {
 }
 
 /// Which of `holders`, by place, computes each of `count` experts of layer `layer`, where `own` are computed at home (`None`):
-/// the first that holds it.
+/// the first that holds it. Each has some experts of some layers.
 ///
 /// # Errors
 /// The first expert that none of them holds.
 pub fn assign(
     layer: u32,
     (own, count): (ExpertRange, u32),
-    holders: &[(LayerRange, ExpertRange)],
+    holders: &[(&[LayerRange], ExpertRange)],
 ) -> Result<Vec<Option<usize>>, u32> {
     let of = |expert: u32| match own.contains(expert) {
         true => Ok(None),
         false => {
-            let holds = |(layers, experts): &(LayerRange, ExpertRange)| {
-                layers.contains(layer) && experts.contains(expert)
+            let holds = |(layers, experts): &(&[LayerRange], ExpertRange)| {
+                experts.contains(expert) && layers.iter().any(|range| range.contains(layer))
             };
             holders.iter().position(holds).map(Some).ok_or(expert)
         }
@@ -74,9 +74,9 @@ mod tests {
     #[test]
     fn each_expert_has_a_holder_of_its_layer_or_is_named() {
         let experts = |start, end| ExpertRange::new(start, end).unwrap();
-        let layers = |start, end| LayerRange::new(start, end).unwrap();
-        let holders =
-            [(layers(0, 2), experts(2, 4)), (layers(0, 4), experts(3, 6)), (layers(0, 4), experts(2, 3))];
+        let layers = |start, end| [LayerRange::new(start, end).unwrap()];
+        let (two, four) = (layers(0, 2), layers(0, 4));
+        let holders = [(&two[..], experts(2, 4)), (&four, experts(3, 6)), (&four, experts(2, 3))];
         let of = |layer, own| assign(layer, (own, 6), &holders);
         assert_eq!(of(1, experts(0, 2)), Ok(vec![None, None, Some(0), Some(0), Some(1), Some(1)]));
         assert_eq!(of(3, experts(0, 2)), Ok(vec![None, None, Some(2), Some(1), Some(1), Some(1)]));

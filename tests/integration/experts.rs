@@ -1,38 +1,20 @@
-//! Experts of a layer on several nodes, on real processes: the tokens of one machine, whichever of them computes what and whoever dies.
+//! Experts of a layer on several nodes, on real processes: the tokens of one machine, whichever of them computes what and dies.
 
 use std::path::{Path, PathBuf};
 
 use harness::{Shoal, node::Node, prompt::Prompt};
 use serde_json::Value;
-use shard::{
-    gguf::Gguf,
-    quant,
-    synthetic::{Family, Shape},
-};
+use shard::synthetic::{Family, Shape};
 use tempfile::TempDir;
+
+use crate::recurrent::{shape, written};
 
 const TOKENS: usize = 24;
 
 /// Twelve experts in layers 1 to 5, of which a token visits three; minnow's vocabulary.
 fn model(folder: &Path) -> PathBuf {
-    let path = folder.join("experts.gguf");
-    let minnow = concat!(env!("CARGO_MANIFEST_DIR"), "/../shard/minnow/minnow.gguf");
-    let shape = Shape {
-        family: Family::Qwen3Moe { dense: 1, width: 96 },
-        layers: 6,
-        hidden: 64,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 16,
-        feed_forward: 96,
-        vocab: 2048,
-        context: 2048,
-        tied: true,
-        experts: Some((12, 3)),
-    };
-    let vocabulary = Gguf::open(minnow).unwrap();
-    shape.write_speaking(&path, &quant::Q8_0, 5, vocabulary.metadata()).unwrap();
-    path
+    let family = Family::Qwen3Moe { dense: 1, width: 96 };
+    written(folder, Shape { layers: 6, experts: Some((12, 3)), ..shape(family) })
 }
 
 fn ask() -> Vec<String> {

@@ -27,19 +27,18 @@ const TOKENS: usize = 40;
 
 /// Recurrences in layers 0, 1, 3, 4, 6 and 7, softmax attention in 2 and 5, minnow's vocabulary.
 fn model(folder: &Path) -> PathBuf {
-    written(folder, Family::Recurrent { interval: 3 })
+    written(folder, shape(Family::Recurrent { interval: 3 }))
 }
 
 /// The same with Mamba2 in these layers.
 fn mamba2(folder: &Path) -> PathBuf {
     let mamba = Mamba2Shape { heads: 8, head_dim: 16, state: 32, groups: 2, kernel: 4 };
-    written(folder, Family::GraniteHybrid { interval: 3, mamba })
+    written(folder, shape(Family::GraniteHybrid { interval: 3, mamba }))
 }
 
-fn written(folder: &Path, family: Family) -> PathBuf {
-    let path = folder.join("recurrent.gguf");
-    let minnow = concat!(env!("CARGO_MANIFEST_DIR"), "/../shard/minnow/minnow.gguf");
-    let shape = Shape {
+/// Eight narrow layers of a family, with minnow's vocabulary.
+pub fn shape(family: Family) -> Shape {
+    Shape {
         family,
         layers: 8,
         hidden: 64,
@@ -51,7 +50,13 @@ fn written(folder: &Path, family: Family) -> PathBuf {
         context: 2048,
         tied: true,
         experts: None,
-    };
+    }
+}
+
+/// A model of that shape below `folder` that speaks minnow's tokens.
+pub fn written(folder: &Path, shape: Shape) -> PathBuf {
+    let path = folder.join("model.gguf");
+    let minnow = concat!(env!("CARGO_MANIFEST_DIR"), "/../shard/minnow/minnow.gguf");
     let vocabulary = Gguf::open(minnow).unwrap();
     shape.write_speaking(&path, &quant::Q8_0, 5, vocabulary.metadata()).unwrap();
     path

@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(pieces[2].rows[..4], 0f32.to_le_bytes());
     }
 
-    /// What a node that leads may send, whoever it is: an answer or a sentence, and never the end of the process.
+    /// Whatever a node that leads sends gets an answer or a sentence, and never ends the process.
     #[test]
     fn odd_rows_are_refused_with_a_sentence() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/families/qwen3moe.gguf");

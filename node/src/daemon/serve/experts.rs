@@ -196,41 +196,28 @@ impl Leader {
 
     /// The first expert that no holder has, and what is the matter with those named.
     fn missing(&self) -> Option<String> {
-        let holders = self.holders();
         let mut layers = self.layers.iter().flat_map(|range| range.start()..range.end());
-        let lacks =
-            |layer| assign(layer, (self.own, self.shape.count), &holders).err().map(|expert| (layer, expert));
+        let lacks = |layer| self.assigned(layer).err().map(|expert| (layer, expert));
         let (layer, expert) = layers.find_map(lacks)?;
         let silent = self.silent.iter().map(|(node, why)| format!("; {node} {why}"));
         Some(format!("expert {expert} of layer {layer} has no node{}", silent.collect::<String>()))
     }
 
-    /// What is known of every holder, a range of layers each.
-    fn holders(&self) -> Vec<(LayerRange, ExpertRange)> {
-        let of = |known: &Known| {
-            known.offer.layers.iter().map(|layers| (*layers, known.offer.experts)).collect::<Vec<_>>()
-        };
-        self.known.iter().flat_map(of).collect()
-    }
-
-    /// The place among [`Leader::known`] of each of [`Leader::holders`].
-    fn places(&self) -> Vec<usize> {
-        let of = |(place, known): (usize, &Known)| vec![place; known.offer.layers.len()];
-        self.known.iter().enumerate().flat_map(of).collect()
+    /// Which of [`Leader::known`] computes each expert of `layer`, or the first that none of them holds.
+    fn assigned(&self, layer: u32) -> Result<Vec<Option<usize>>, u32> {
+        let holders: Vec<_> =
+            self.known.iter().map(|known| (&known.offer.layers[..], known.offer.experts)).collect();
+        assign(layer, (self.own, self.shape.count), &holders)
     }
 
     /// The outputs of `work`; where a holder fails, of another one that holds the same.
     async fn answer(&mut self, work: &[u8]) -> Result<Vec<u8>, String> {
         let work = Work::decode(work).map_err(|malformed| malformed.to_string())?;
         loop {
-            let (holders, places) = (self.holders(), self.places());
-            let assigned = assign(work.layer, (self.own, self.shape.count), &holders).map_err(|expert| {
+            let assigned = self.assigned(work.layer).map_err(|expert| {
                 format!("no node that was named holds expert {expert} of layer {}", work.layer)
             })?;
-            let of = |expert: u32| {
-                let holder = assigned.get(expert as usize).copied().flatten();
-                holder.map(|holder| places[holder])
-            };
+            let of = |expert: u32| assigned.get(expert as usize).copied().flatten();
             let asked = self.known.iter_mut().enumerate().map(|(place, known)| {
                 let part = work.part(|expert| of(expert) == Some(place));
                 async move {
