@@ -14,6 +14,9 @@ use scheduler::ModelId;
 
 use super::Malformed;
 use super::cursor::{Reader, Writer, cut};
+use super::fields;
+
+pub use super::fields::PREFIX_LEN;
 
 /// Longest conversation, bytes of JSON.
 pub const MAX_MESSAGES: usize = 4 << 20;
@@ -35,8 +38,6 @@ pub const MAX_VALUES: usize = 1 << 16;
 pub const MAX_REPORT: usize = 64 << 10;
 /// Longest reason of a failure, bytes; what goes beyond is cut off.
 pub const MAX_REASON: usize = 256;
-/// Length of a [`Prefix`], bytes.
-pub const PREFIX_LEN: usize = 8;
 
 /// What a message is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -86,9 +87,7 @@ pub struct Prefix {
 impl Prefix {
     /// The bytes.
     pub fn write(&self) -> [u8; PREFIX_LEN] {
-        let mut bytes = [self.kind as u8, 0, 0, 0, 0, 0, 0, 0];
-        bytes[4..].copy_from_slice(&self.len.to_le_bytes());
-        bytes
+        fields::write_prefix(self.kind as u8, self.len)
     }
 
     /// Reads what [`Prefix::write`] wrote. `len` is within the cap of its kind.
@@ -96,12 +95,8 @@ impl Prefix {
     /// # Errors
     /// When the bytes name no kind or a body that is too long.
     pub fn read(bytes: &[u8; PREFIX_LEN]) -> Result<Self, Malformed> {
-        let [kind, zeros @ .., _, _, _, _] = bytes;
-        let kind = *Kind::ALL.get(usize::from(*kind)).ok_or(Malformed("delegate: kind"))?;
-        let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-        if *zeros != [0; 3] || len as usize > kind.cap() {
-            return Err(Malformed("delegate: length"));
-        }
+        let odd = [Malformed("delegate: kind"), Malformed("delegate: length")];
+        let (kind, len) = fields::read_prefix(bytes, (&Kind::ALL, Kind::cap), odd)?;
         Ok(Self { kind, len })
     }
 

@@ -22,7 +22,10 @@ use scheduler::{ExpertRange, LayerRange, ModelId};
 use super::{
     Malformed,
     cursor::{Reader, Writer, cut},
+    fields,
 };
+
+pub use super::fields::PREFIX_LEN;
 
 /// Most values of the rows of one work, and of its outputs: 8 MiB each way.
 pub const MAX_VALUES: usize = 2 << 20;
@@ -34,8 +37,6 @@ pub const MAX_VISITS: usize = 1 << 16;
 pub const MAX_RANGES: usize = 64;
 /// Longest reason of a failure, bytes; what goes beyond is cut off.
 pub const MAX_REASON: usize = 256;
-/// Length of a [`Prefix`], bytes.
-pub const PREFIX_LEN: usize = 8;
 
 /// What a message is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,9 +86,7 @@ impl Prefix {
 
     /// The bytes.
     pub fn write(&self) -> [u8; PREFIX_LEN] {
-        let mut bytes = [self.kind as u8, 0, 0, 0, 0, 0, 0, 0];
-        bytes[4..].copy_from_slice(&self.len.to_le_bytes());
-        bytes
+        fields::write_prefix(self.kind as u8, self.len)
     }
 
     /// Reads what [`Prefix::write`] wrote. `len` is within the cap of its kind.
@@ -95,12 +94,8 @@ impl Prefix {
     /// # Errors
     /// When the bytes name no kind or a body that is too long.
     pub fn read(bytes: &[u8; PREFIX_LEN]) -> Result<Self, Malformed> {
-        let [kind, zeros @ .., _, _, _, _] = bytes;
-        let kind = *Message::ALL.get(usize::from(*kind)).ok_or(Malformed("experts: kind"))?;
-        let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-        if *zeros != [0; 3] || len as usize > kind.cap() {
-            return Err(Malformed("experts: length"));
-        }
+        let odd = [Malformed("experts: kind"), Malformed("experts: length")];
+        let (kind, len) = fields::read_prefix(bytes, (&Message::ALL, Message::cap), odd)?;
         Ok(Self { kind, len })
     }
 }

@@ -1,4 +1,4 @@
-//! Fields that several layouts share: addresses, layer ranges, and their bounds.
+//! Fields that several layouts share: what stands before a body, addresses, layer ranges, and their bounds.
 
 use scheduler::{
     AttentionKind, CacheType, LayerRange, SessionKind,
@@ -11,6 +11,35 @@ use super::{
     cursor::{Reader, Writer},
 };
 use crate::codec::{Rounding, Wire};
+
+/// Length of what stands before a body, bytes: its kind, three zeros and its length.
+pub const PREFIX_LEN: usize = 8;
+
+/// What stands before a body of `len` bytes.
+pub(super) fn write_prefix(kind: u8, len: u32) -> [u8; PREFIX_LEN] {
+    let mut bytes = [kind, 0, 0, 0, 0, 0, 0, 0];
+    bytes[4..].copy_from_slice(&len.to_le_bytes());
+    bytes
+}
+
+/// Reads what [`write_prefix`] wrote: one of `all` kinds, by their byte, and a length within the `cap` of that kind.
+///
+/// # Errors
+/// The first of `odd` for another kind, the second for another length.
+pub(super) fn read_prefix<K: Copy>(
+    bytes: &[u8; PREFIX_LEN],
+    (all, cap): (&[K], impl Fn(K) -> usize),
+    odd: [Malformed; 2],
+) -> Result<(K, u32), Malformed> {
+    let [unknown, too_long] = odd;
+    let [kind, zeros @ .., _, _, _, _] = bytes;
+    let kind = *all.get(usize::from(*kind)).ok_or(unknown)?;
+    let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+    if *zeros != [0; 3] || len as usize > cap(kind) {
+        return Err(too_long);
+    }
+    Ok((kind, len))
+}
 
 /// Addresses of one contact; a node with more names its best.
 pub const MAX_ADDRESSES: usize = 8;
