@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::job::{Job, Span};
 use super::panel::BLOCK;
 use super::simd::Simd;
 use super::{Isa, Kernel, amx};
@@ -109,18 +110,37 @@ pub struct Activations {
     x: Buffer,
     /// One per worker.
     pub(crate) work: Vec<Buffer>,
-    pub(crate) jobs: Vec<super::job::Job>,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) spans: Vec<Span>,
+    /// Blocks that there is room for at least, for rows that come in parts.
+    blocks: usize,
 }
 
 /// Pointers to activations, shared by the workers.
 #[derive(Clone, Copy)]
 pub(crate) struct View {
     pub groups: Groups,
+    /// Blocks of all places before those of the first group.
+    pub first: usize,
     pub cols: usize,
     pub q: *mut i8,
     pub d: *mut f32,
     pub sums: *mut f32,
 }
+
+impl View {
+    /// Blocks of all places.
+    fn blocks(&self) -> usize {
+        self.groups.total() * (self.cols / BLOCK)
+    }
+}
+
+/// Factors, and where the sums of all places times each are.
+#[derive(Clone, Copy)]
+pub(crate) struct Starts([(i32, *mut i32); 8]);
+
+// SAFETY: each worker writes the places of its own blocks only.
+unsafe impl Sync for Starts {}
 
 impl Activations {
     /// Empty scratch memory.
@@ -134,14 +154,17 @@ impl Activations {
         buffers.into_iter().chain(&self.starts).chain(&self.work).map(Buffer::bytes).sum()
     }
 
-    /// Makes room for `groups` of `cols` columns and the given factors.
-    pub(crate) fn prepare(
-        &mut self,
-        groups: Groups,
-        cols: usize,
-        factors: impl Iterator<Item = i32>,
-    ) -> View {
-        let (places, blocks) = (groups.total(), cols / BLOCK);
+    /// Makes room for the products of `networks` networks with `rows` rows of `cols` columns in all, in whichever parts: what a
+    /// pass visits is not known before, and it is to allocate no more than the pass before it.
+    pub fn expect(&mut self, networks: usize, rows: usize, cols: usize) {
+        // Two matrices read the same rows; filling groups up at most doubles the rows.
+        self.jobs.reserve(2 * networks);
+        self.spans.reserve(networks);
+        self.blocks = self.blocks.max(2 * rows * cols.div_ceil(BLOCK));
+    }
+
+    /// The factors that the sums of the next call are multiplied with.
+    pub(crate) fn factors(&mut self, factors: impl Iterator<Item = i32>) {
         self.factors.clear();
         for factor in factors {
             if !self.factors.contains(&factor) {
@@ -151,15 +174,30 @@ impl Activations {
         while self.starts.len() < self.factors.len() {
             self.starts.push(Buffer::default());
         }
+    }
+
+    /// Makes room for spans.
+    pub(crate) fn prepare(&mut self, spans: &mut [Span]) {
+        let blocks = spans.iter().map(|span| span.view.blocks()).sum::<usize>();
+        let blocks = if blocks > 0 { blocks.max(self.blocks) } else { 0 };
         for starts in &mut self.starts[..self.factors.len()] {
-            starts.reserve(places * blocks * 12);
+            starts.reserve(blocks * 12);
         }
-        View {
-            groups,
-            cols,
-            q: self.q.reserve(places * cols).cast(),
-            d: self.d.reserve(places * blocks * 4).cast(),
-            sums: self.sums.reserve(places * blocks * 12).cast(),
+        let q = self.q.reserve(blocks * BLOCK).cast();
+        let d = self.d.reserve(blocks * 4).cast();
+        let sums = self.sums.reserve(blocks * 12).cast();
+        let floats = |span: &Span| span.floats.map_or(0, |(groups, _)| groups.total() * span.cols());
+        let values = spans.iter().map(floats).sum::<usize>();
+        let values = if values > 0 { values.max(self.blocks * BLOCK) } else { 0 };
+        let mut x: *mut f32 = self.x.reserve(values * 4).cast();
+        let mut first = 0;
+        for span in spans {
+            let len = floats(span);
+            span.view = View { first, q, d, sums, ..span.view };
+            span.floats = span.floats.map(|(groups, _)| (groups, x));
+            first += span.view.blocks();
+            // Behind the last span this is the end of the room.
+            x = x.wrapping_add(len);
         }
     }
 
@@ -170,17 +208,12 @@ impl Activations {
     }
 
     /// The factors in use and their sums.
-    pub(crate) fn all_starts(&mut self) -> [(i32, *mut i32); 8] {
+    pub(crate) fn all_starts(&mut self) -> Starts {
         let mut all = [(0, std::ptr::null_mut()); 8];
         for ((all, &factor), starts) in all.iter_mut().zip(&self.factors).zip(&mut self.starts) {
             *all = (factor, starts.0.as_mut_ptr().cast());
         }
-        all
-    }
-
-    /// Room for the f32 activations of the float formats.
-    pub(crate) fn floats(&mut self, places: usize, cols: usize) -> *mut f32 {
-        self.x.reserve(places * cols * 4).cast()
+        Starts(all)
     }
 
     /// `bytes` of scratch memory for each worker.
@@ -197,7 +230,7 @@ impl Activations {
 /// Rounds some 32-blocks of all rows of a group into their places.
 pub(crate) struct Quantize {
     pub view: View,
-    pub starts: [(i32, *mut i32); 8],
+    pub starts: Starts,
     /// `[n][cols]`.
     pub x: *const f32,
     pub group: usize,
@@ -209,10 +242,10 @@ impl Kernel for Quantize {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let View { groups: Groups { size, .. }, cols, .. } = self.view;
+        let View { groups: Groups { size, .. }, first, cols, .. } = self.view;
         let (group, m) = (self.group, self.view.groups.places(self.group));
         let rows = self.view.groups.rows(group);
-        let all_blocks = group * size * (cols / BLOCK);
+        let all_blocks = first + group * size * (cols / BLOCK);
         // SAFETY: the view has room for every place of every group; the caller has the instruction set and the rows at `x`.
         unsafe {
             let x = self.x.add(group * size * cols);
@@ -231,7 +264,7 @@ impl Kernel for Quantize {
                     for (i, &sum) in all.iter().enumerate() {
                         *self.view.sums.add(at + i * m) = sum as f32;
                     }
-                    for &(factor, starts) in &self.starts {
+                    for &(factor, starts) in &self.starts.0 {
                         if starts.is_null() {
                             break;
                         }

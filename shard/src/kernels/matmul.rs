@@ -11,8 +11,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::activations::{Activations, Groups, Quantize, View, tile_rows};
-use super::job::Job;
+use super::activations::{Activations, Quantize, Starts, View};
+use super::job::{Job, Span};
 use super::layouts::{FloatKind, Panels};
 use super::matrix::Kind;
 use super::panel::{BLOCK, ROWS};
@@ -27,6 +27,16 @@ pub struct Target<'a> {
     pub out: &'a mut [f32],
 }
 
+/// Products that are computed in one dispatch, each of rows of its own.
+///
+/// A token's experts are many small matrices: one dispatch for all of them keeps the threads reading.
+pub struct Products<'a> {
+    scratch: &'a mut Activations,
+    /// Taken from the scratch memory and given back, so that a call allocates nothing.
+    jobs: Vec<Job>,
+    spans: Vec<Span>,
+}
+
 /// Activations up to which waking the other threads would take longer than rounding them here.
 const SERIAL: usize = 8192;
 /// Bytes of weights times rows up to which the products are computed here for the same reason.
@@ -38,16 +48,8 @@ const TAKEN_BYTES: usize = 16 << 10;
 struct Call<'a> {
     isa: Isa,
     jobs: &'a [Job],
-    view: View,
-    /// Whether panels are unpacked first, and whether to plain bytes.
-    many: bool,
-    plain: bool,
-    float_groups: Groups,
-    floats: *const f32,
+    spans: &'a [Span],
 }
-
-// SAFETY: the pointers are to activations that no thread writes during the dispatch.
-unsafe impl Sync for Call<'_> {}
 
 /// Scratch pointers of the workers.
 struct Work<'a>(&'a mut [super::activations::Buffer]);
@@ -69,43 +71,69 @@ impl Cpu {
     pub fn matmul(&self, x: &[f32], n: usize, scratch: &mut Activations, targets: &mut [Target<'_>]) {
         let Some(cols) = targets.first().map(|target| target.matrix.cols()) else { return };
         assert_eq!(Some(x.len()), n.checked_mul(cols), "activations are [n][cols]");
-        for target in targets.iter() {
-            assert_eq!(target.matrix.cols(), cols, "targets of one call share their columns");
-            assert_eq!(Some(target.out.len()), n.checked_mul(target.matrix.rows()), "outputs are [n][rows]");
+        let mut products = Products::new(scratch);
+        for target in targets {
+            products.add(x, n, target.matrix, target.out);
         }
-        if n == 0 || cols == 0 {
-            return targets.iter_mut().for_each(|target| target.out.fill(0.0));
-        }
-        if let Some(inputs) = self.inputs() {
-            targets.iter().filter_map(|target| target.matrix.mark()).for_each(|mark| inputs.add(mark, x));
-        }
-        let isa = self.isa();
-        let groups = Groups::integer(isa, n);
-        let plain = groups.size > tile_rows(isa);
-        let many = plain || groups.count() > 1;
-        let float_groups = Groups::vector(isa, n);
-        let integers = targets.iter().filter_map(|target| match target.matrix.kind() {
-            Kind::Integer(panels) => Some(panels),
-            Kind::Float(_) => None,
-        });
-        let has_integers = integers.clone().next().is_some();
-        let has_floats = targets.iter().any(|target| matches!(target.matrix.kind(), Kind::Float(_)));
-        let factors = integers.map(|panels| factor(isa, panels, plain));
-        let integer_cols = if has_integers { cols } else { 0 };
-        let view = scratch.prepare(groups, integer_cols, factors);
-        let floats = scratch.floats(if has_floats { float_groups.total() } else { 0 }, cols);
-        self.arrange(x, cols, view, scratch.all_starts(), has_floats.then_some((float_groups, floats)));
+        products.compute(self);
+    }
+}
 
-        let weights =
-            targets.iter().map(|target| target.matrix.panels() * target.matrix.panel_bytes()).sum::<usize>();
-        let panel = targets.iter().map(|target| target.matrix.panel_bytes()).max().unwrap_or(1);
-        let least = if many { 1 } else { (TAKEN_BYTES / panel.max(1)).max(1) };
-        let bytes = fill_jobs(scratch, targets, isa, (many, plain), self.pool().threads(), n);
-        scratch.workers(self.pool().threads(), bytes);
-        let units = scratch.jobs.last().map_or(0, |job| job.first_unit + units(job));
-        let Activations { jobs, work, .. } = scratch;
-        let call = Call { isa, jobs, view, many, plain, float_groups, floats };
-        let work = Work(work);
+impl<'a> Products<'a> {
+    /// None yet.
+    pub fn new(scratch: &'a mut Activations) -> Self {
+        let (jobs, spans) = (std::mem::take(&mut scratch.jobs), std::mem::take(&mut scratch.spans));
+        Self { scratch, jobs, spans }
+    }
+
+    /// `out[i][j] = matrix row j . x row i`; `x` is `[n][matrix.cols()]` and `out` is `[n][matrix.rows()]`.
+    ///
+    /// Products of the same rows, one after the other, share what the rows are rounded to.
+    ///
+    /// # Panics
+    /// When the lengths do not fit together.
+    pub fn add(&mut self, x: &'a [f32], n: usize, matrix: &'a Matrix, out: &'a mut [f32]) {
+        assert_eq!(Some(x.len()), n.checked_mul(matrix.cols()), "activations are [n][cols]");
+        assert_eq!(Some(out.len()), n.checked_mul(matrix.rows()), "outputs are [n][rows]");
+        if x.is_empty() {
+            return out.fill(0.0);
+        }
+        if self.spans.last().is_none_or(|span| (span.x, span.n) != (x.as_ptr(), n)) {
+            self.spans.push(Span::new(x, n));
+        }
+        let span = self.spans.len() - 1;
+        let out = out.as_mut_ptr();
+        self.jobs.push(Job { matrix, out, span, first_unit: 0, unit: 1, starts: std::ptr::null() });
+    }
+
+    /// Computes them.
+    pub fn compute(self, cpu: &Cpu) {
+        let Self { scratch, mut jobs, mut spans } = self;
+        if let Some(inputs) = cpu.inputs() {
+            let marks = jobs.iter().filter_map(|job| Some((job.matrix().mark()?, spans[job.span].values())));
+            marks.for_each(|(mark, x)| inputs.add(mark, x));
+        }
+        let (isa, threads) = (cpu.isa(), cpu.pool().threads());
+        for job in &jobs {
+            spans[job.span].read_by(job.matrix().kind(), isa);
+        }
+        scratch.factors(jobs.iter().filter_map(|job| job.factor(isa, &spans[job.span])));
+        scratch.prepare(&mut spans);
+        arrange(cpu, &spans, scratch.all_starts());
+
+        let bytes = divide(&mut jobs, &spans, scratch, isa, threads);
+        scratch.workers(threads, bytes);
+        let units = jobs.last().map_or(0, |job| job.first_unit + units(job));
+        let panel = jobs.iter().map(|job| job.matrix().panel_bytes()).max().unwrap_or(1);
+        let least =
+            if spans.iter().any(|span| span.many(isa)) { 1 } else { (TAKEN_BYTES / panel.max(1)).max(1) };
+        let read = |job: &Job| {
+            let matrix = job.matrix();
+            spans[job.span].n * matrix.panels() * matrix.panel_bytes()
+        };
+        let serial = jobs.iter().map(read).sum::<usize>() <= SERIAL_BYTES;
+        let call = Call { isa, jobs: &jobs, spans: &spans };
+        let work = Work(&mut scratch.work);
         let work_start = SendPointer(work.0.as_mut_ptr());
         let next = AtomicUsize::new(0);
         let run = |worker: usize, workers: usize| {
@@ -119,31 +147,29 @@ impl Cpu {
                 unsafe { call.work(units, (*base.0.add(worker)).reserve(0)) };
             }
         };
-        match n * weights <= SERIAL_BYTES {
+        match serial {
             true => run(0, 1),
-            false => self.pool().run(&run),
+            false => cpu.pool().run(&run),
         }
-        scratch.jobs.clear();
+        jobs.clear();
+        spans.clear();
+        (scratch.jobs, scratch.spans) = (jobs, spans);
     }
+}
 
-    /// Rounds the activations into groups, and copies them for the float formats.
-    fn arrange(
-        &self,
-        x: &[f32],
-        cols: usize,
-        view: View,
-        starts: [(i32, *mut i32); 8],
-        floats: Option<(Groups, *mut f32)>,
-    ) {
-        let (isa, n) = (self.isa(), view.groups.n);
-        let shared = Shared { view, starts, floats };
-        let arrange = |worker: usize, workers: usize| {
-            let Shared { view, starts, floats } = *shared.get();
+/// Rounds the activations into groups, and copies them for the float formats.
+fn arrange(cpu: &Cpu, spans: &[Span], starts: Starts) {
+    let isa = cpu.isa();
+    let arrange = |worker: usize, workers: usize| {
+        for span in spans {
+            let Span { n, view, floats, .. } = *span;
+            let x = span.values();
             for (group, blocks) in share(view.groups.count(), view.cols / BLOCK, worker, workers) {
                 // SAFETY: the instruction set is available (`Cpu::new`), the rows lie in `x`, and these blocks are this worker's.
                 unsafe { isa.dispatch(Quantize { view, starts, x: x.as_ptr(), group, blocks }) };
             }
-            let Some((groups, out)) = floats else { return };
+            let Some((groups, out)) = floats else { continue };
+            let cols = span.cols();
             for (group, columns) in share(groups.count(), cols, worker, workers) {
                 let (first, places) = (group * groups.size, groups.places(group));
                 for k in columns {
@@ -155,12 +181,12 @@ impl Cpu {
                     }
                 }
             }
-        };
-        if x.len() <= SERIAL {
-            arrange(0, 1);
-        } else {
-            self.pool().run(&arrange);
         }
+    };
+    if spans.iter().map(|span| span.values().len()).sum::<usize>() <= SERIAL {
+        arrange(0, 1);
+    } else {
+        cpu.pool().run(&arrange);
     }
 }
 
@@ -193,65 +219,37 @@ fn take(next: &AtomicUsize, units: usize, least: usize, workers: usize) -> Range
     }
 }
 
-/// What [`Cpu::arrange`] gives its workers.
-struct Shared {
-    view: View,
-    starts: [(i32, *mut i32); 8],
-    floats: Option<(Groups, *mut f32)>,
-}
-
-// SAFETY: each worker writes the places of its own rows only.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// Keeps closures from capturing the pointers one by one.
-    fn get(&self) -> &Self {
-        self
-    }
-}
-
 struct SendPointer(*mut super::activations::Buffer);
 // SAFETY: each worker dereferences its own element only.
 unsafe impl Sync for SendPointer {}
 
-/// What the sum of the activations is multiplied with to start an accumulator.
-fn factor(isa: Isa, panels: &Panels, plain: bool) -> i32 {
-    let bias = if matches!(isa, Isa::Avx512 | Isa::Amx) { -128 } else { 0 };
-    if plain || panels.signed { bias } else { -panels.fold }
-}
-
 /// Units of work of a job.
 fn units(job: &Job) -> usize {
-    // SAFETY: the matrix outlives the call that filled the job.
-    unsafe { &*job.matrix }.panels().div_ceil(job.unit)
+    job.matrix().panels().div_ceil(job.unit)
 }
 
-/// Lists the jobs of a call; returns the scratch memory a worker needs.
-fn fill_jobs(
-    scratch: &mut Activations,
-    targets: &mut [Target<'_>],
-    isa: Isa,
-    (many, plain): (bool, bool),
-    workers: usize,
-    n: usize,
-) -> usize {
+/// Divides the jobs of a call into units; returns the scratch memory a worker needs.
+fn divide(jobs: &mut [Job], spans: &[Span], scratch: &mut Activations, isa: Isa, workers: usize) -> usize {
     let (mut first_unit, mut most) = (0, 0);
-    scratch.jobs.clear();
-    for target in targets {
-        let matrix = target.matrix;
+    for job in jobs {
+        let span = &spans[job.span];
+        let matrix = job.matrix();
         let fair = (matrix.panels() / (8 * workers)).clamp(1, 8);
-        let (unit, starts, bytes) = match matrix.kind() {
-            Kind::Integer(panels) => {
+        let (unit, bytes) = match matrix.kind() {
+            Kind::Integer(panels) if span.many(isa) => {
                 let panel = matrix.cols() / BLOCK * panels.stride;
-                let unit = if many { fair.min((UNIT_BYTES / panel).max(1)) } else { 1 };
-                let bytes = if many { unit * panel + row_block(matrix.cols(), n) * ROWS * 4 } else { 0 };
-                (unit, scratch.starts(factor(isa, panels, plain)).cast_const(), bytes)
+                let unit = fair.min((UNIT_BYTES / panel).max(1));
+                (unit, unit * panel + row_block(matrix.cols(), span.n) * ROWS * 4)
             }
-            Kind::Float(_) => (fair.next_multiple_of(2), std::ptr::null(), 8 * ROWS * 4 * 8),
+            Kind::Integer(_) => (1, 0),
+            Kind::Float(_) => (fair.next_multiple_of(2), 8 * ROWS * 4 * 8),
         };
         most = most.max(bytes + 64);
-        scratch.jobs.push(Job { matrix, out: target.out.as_mut_ptr(), first_unit, unit, starts });
-        first_unit += matrix.panels().div_ceil(unit);
+        let panels = matrix.panels();
+        (job.first_unit, job.unit) = (first_unit, unit);
+        job.starts =
+            job.factor(isa, span).map_or(std::ptr::null(), |factor| scratch.starts(factor).cast_const());
+        first_unit += panels.div_ceil(unit);
     }
     most
 }
@@ -271,14 +269,13 @@ impl Call<'_> {
         for unit in units {
             let index = self.jobs.partition_point(|job| job.first_unit <= unit) - 1;
             let job = &self.jobs[index];
-            // SAFETY: the matrix outlives the call.
-            let matrix = unsafe { &*job.matrix };
+            let matrix = job.matrix();
             let first = (unit - job.first_unit) * job.unit;
             let last = (first + job.unit).min(matrix.panels());
             // SAFETY: the contract is the caller's; panels first..last are this worker's.
             unsafe {
                 match matrix.kind() {
-                    Kind::Integer(panels) if self.many => {
+                    Kind::Integer(panels) if self.spans[job.span].many(self.isa) => {
                         self.many_rows(job, matrix, panels, first, last, scratch);
                     }
                     Kind::Integer(panels) => self.few_rows(job, matrix, panels, first, last),
@@ -290,9 +287,9 @@ impl Call<'_> {
 
     /// The tile of group `g` from 32-block `from` on.
     unsafe fn tile(&self, job: &Job, g: usize, from: usize, acc: *mut f32) -> Tile {
-        let View { groups, cols, q, d, sums } = self.view;
+        let View { groups, first, cols, q, d, sums } = self.spans[job.span].view;
         let (blocks, m) = (cols / BLOCK, groups.places(g));
-        let place = g * groups.size * blocks + from * m;
+        let place = first + g * groups.size * blocks + from * m;
         // SAFETY: the activations have room for every place and block of every group.
         unsafe {
             Tile {
@@ -312,13 +309,14 @@ impl Call<'_> {
     /// One group of activations: panels are decoded on the way.
     unsafe fn few_rows(&self, job: &Job, matrix: &Matrix, panels: &Panels, first: usize, last: usize) {
         let mut acc = [0.0_f32; 8 * ROWS];
+        let groups = self.spans[job.span].view.groups;
         for panel in first..last {
             // SAFETY: a tile of all blocks of the panel and the only group.
             unsafe {
                 let mut tile = self.tile(job, 0, 0, acc.as_mut_ptr());
                 (tile.codes, tile.scales) = matrix.panel(panel);
-                (panels.packed)(self.isa, &tile, self.view.groups.places(0));
-                store(&acc, job.out, matrix.rows(), panel, 0, self.view.groups.n);
+                (panels.packed)(self.isa, &tile, groups.places(0));
+                store(&acc, job.out, matrix.rows(), panel, 0, groups.n);
             }
         }
     }
@@ -333,12 +331,13 @@ impl Call<'_> {
         last: usize,
         scratch: *mut u8,
     ) {
-        let groups = self.view.groups;
-        let blocks = self.view.cols / BLOCK;
+        let span = &self.spans[job.span];
+        let (View { groups, cols, .. }, plain) = (span.view, span.plain(self.isa));
+        let blocks = cols / BLOCK;
         let panel_bytes = blocks * panels.stride;
-        let per_block = row_block(self.view.cols, groups.n) / groups.size;
+        let per_block = row_block(cols, groups.n) / groups.size;
         // SAFETY: plain bytes are only chosen when tiles are available.
-        let _tiles = self.plain.then(|| unsafe { amx::Tiles::configure(panels.halves) });
+        let _tiles = plain.then(|| unsafe { amx::Tiles::configure(panels.halves) });
         // SAFETY: the scratch memory holds a unit of panels and the accumulators of a block of rows; tiles stay inside
         // the blocks of the panel and of the activations.
         unsafe {
@@ -346,7 +345,7 @@ impl Call<'_> {
             for panel in first..last {
                 let (codes, scales) = matrix.panel(panel);
                 let out = scratch.add((panel - first) * panel_bytes);
-                (panels.unpack)(self.isa, codes, scales, blocks, out, self.plain);
+                (panels.unpack)(self.isa, codes, scales, blocks, out, plain);
             }
             for start in (0..groups.count()).step_by(per_block) {
                 let end = (start + per_block).min(groups.count());
@@ -359,7 +358,7 @@ impl Call<'_> {
                             tile.blocks = SLICE.min(blocks - from);
                             tile.codes = unpacked.add(from * panels.stride);
                             tile.scales = tile.codes.add(512);
-                            self.run_unpacked(panels, &tile, groups.places(g));
+                            self.run_unpacked(panels, &tile, (groups.places(g), plain));
                         }
                     }
                     for g in start..end {
@@ -373,12 +372,12 @@ impl Call<'_> {
     }
 
     /// Runs the kernel of an unpacked panel for a group of `m` places.
-    unsafe fn run_unpacked(&self, panels: &Panels, tile: &Tile, m: usize) {
+    unsafe fn run_unpacked(&self, panels: &Panels, tile: &Tile, (m, plain): (usize, bool)) {
         // SAFETY: the contract is the caller's.
         unsafe {
             if m == amx::ROWS {
                 (panels.amx)(tile);
-            } else if self.plain {
+            } else if plain {
                 (panels.plain)(self.isa, tile, m);
             } else {
                 (panels.unpacked)(self.isa, tile, m);
@@ -396,7 +395,8 @@ impl Call<'_> {
         last: usize,
         scratch: *mut u8,
     ) {
-        let (groups, cols) = (self.float_groups, matrix.cols());
+        let Some((groups, x)) = self.spans[job.span].floats else { return };
+        let cols = matrix.cols();
         let acc = scratch.cast::<f32>();
         let step = if groups.count() > 1 { 2 } else { 8 };
         for panel in (first..last).step_by(step) {
@@ -410,7 +410,7 @@ impl Call<'_> {
                         panel_bytes: matrix.panel_bytes(),
                         panels: count,
                         cols,
-                        x: self.floats.add(g * groups.size * cols),
+                        x: x.add(g * groups.size * cols),
                         acc,
                     };
                     (float.tile)(self.isa, &tile, m);

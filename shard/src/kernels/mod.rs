@@ -33,7 +33,7 @@ pub use delta::{DeltaInputs, DeltaJob, DeltaShape};
 pub use inputs::{Inputs, Mark, Seen};
 pub use isa::{Isa, Kernel};
 pub use mamba2::{Mamba2Gate, Mamba2Inputs, Mamba2Job, Mamba2Shape};
-pub use matmul::Target;
+pub use matmul::{Products, Target};
 pub use matrix::Matrix;
 pub use processors::Cores;
 pub(crate) use read::time_reads;

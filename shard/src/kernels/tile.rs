@@ -127,7 +127,7 @@ impl<P: Source, const M: usize> Kernel for IntegerKernel<'_, P, M> {
             }
             let records = t.blocks / P::PER;
             let lead = Lead::of::<P>(t.blocks);
-            let asks = const { P::STREAMED && (M > FEW || P::CODE_STRIDE < WIDE) };
+            let asks = P::STREAMED;
             for record in 0..records {
                 let scale_record = t.scales.add(record * P::SCALE_STRIDE);
                 let ahead = lead.at(record, records);
@@ -173,11 +173,6 @@ impl<P: Source, const M: usize> Kernel for IntegerKernel<'_, P, M> {
         }
     }
 }
-
-/// Rows up to which wide codes are used as fast as they come: the hardware's own prefetching is then faster alone.
-const FEW: usize = 2;
-/// Bytes of a block of wide codes: 8 bits and more.
-const WIDE: usize = 512;
 
 /// Bytes of codes between what is asked for and what is used: a core reads them in some 350 ns, longer than memory takes to
 /// answer. Half of it costs a tenth of the bandwidth, twice as much changes nothing.
@@ -283,6 +278,9 @@ pub(crate) unsafe fn unpack<L: Layout>(
     // SAFETY: the contract is the caller's.
     unsafe { isa.dispatch(kernel) }
 }
+
+/// Rows up to which floats are used as fast as they come: the hardware's own prefetching is then faster alone.
+const FEW: usize = 2;
 
 struct FloatKernel<'a, const F: u8, const M: usize, const P: usize>(&'a FloatTile);
 

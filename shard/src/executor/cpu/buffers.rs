@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kernels::{Activations, AttentionJob, QUARTER, attention},
-    models::{Attention, FeedForward, Latent, Layer},
+    models::{Attention, Experts, FeedForward, Latent, Layer},
 };
 
 /// The buffers of forward passes of one shard; holds the results of the last pass.
@@ -58,7 +58,7 @@ pub(super) struct Heads {
     pub jobs: Vec<AttentionJob<'static>>,
 }
 
-/// The inner rows of a feed-forward network, `[rows][inner width]`.
+/// The inner rows of a feed-forward network, `[rows][inner width]`, or of a shared expert and the others, `[visits][inner width]`.
 pub(super) struct Inner {
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
@@ -225,9 +225,9 @@ pub(super) struct Routing {
     /// The narrower rows that experts read, and the sums of those that they give, `[rows][their width]`.
     pub narrow: Vec<f32>,
     pub mixed: Vec<f32>,
-    /// The rows of one expert, `[rows][hidden]`.
+    /// The rows of the experts that are computed together, `[visits][hidden]`.
     pub gathered: Vec<f32>,
-    /// The output of one expert, `[rows][hidden]`.
+    /// The output of the shared expert, `[rows][hidden]`, and behind it those of the others, `[visits][hidden]`.
     pub output: Vec<f32>,
     /// The shared expert's gate per row.
     pub shared: Vec<f32>,
@@ -235,6 +235,54 @@ pub(super) struct Routing {
     pub beside: Vec<f32>,
     /// What experts elsewhere compute.
     pub elsewhere: Elsewhere,
+}
+
+/// Visits to experts that are computed together at least: those of a few rows in any model.
+const TOGETHER: usize = 64;
+
+/// Visits of `rows` rows to `used` experts each that are computed together. One expert is visited by no more than all rows.
+fn together(rows: usize, used: usize) -> usize {
+    rows.max(TOGETHER.min(rows * used))
+}
+
+impl Inner {
+    /// For passes of `rows` rows through layers that are `held`, of networks up to `widest`.
+    fn new(held: &[Layer], widest: usize, rows: usize) -> Self {
+        let experts = || held.iter().filter_map(|layer| layer.feed_forward.experts());
+        let visits = together(rows, experts().map(|experts| experts.used).max().unwrap_or(0));
+        let mixture = |experts: &Experts| rows * experts.shared.unwrap_or(0) + visits * experts.width;
+        let len = experts().map(mixture).chain([rows * widest]).max().unwrap_or(0);
+        Self { gate: vec![0.0; len], up: vec![0.0; len] }
+    }
+}
+
+impl Routing {
+    /// For passes of `rows` rows through layers that are `held`; empty where none has experts.
+    fn new(held: &[Layer], hidden: usize, rows: usize) -> Self {
+        let all = || held.iter().filter_map(|layer| layer.feed_forward.experts());
+        let most = |of: fn(&Experts) -> usize| all().map(of).max().unwrap_or(0);
+        if all().next().is_none() {
+            return Self::default();
+        }
+        let (count, used, latent) = (most(|e| e.count), most(|e| e.used), most(|e| e.latent.unwrap_or(0)));
+        let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
+        let (visits, shared) = (together(rows, used), most(|e| e.shared.unwrap_or(0)) > 0);
+        let buffer = |width: usize| vec![0.0f32; rows * width];
+        Self {
+            scores: buffer(count),
+            keys: vec![0.0; count],
+            chosen: vec![(0, 0.0); rows * used],
+            members: vec![(0, 0.0); rows * used],
+            starts: vec![0; count + 1],
+            narrow: buffer(latent),
+            mixed: buffer(latent),
+            gathered: vec![0.0; visits * hidden],
+            output: vec![0.0; (visits + if shared { rows } else { 0 }) * hidden],
+            shared: buffer(1),
+            beside: buffer(if both { hidden } else { 0 }),
+            elsewhere: Elsewhere::default(),
+        }
+    }
 }
 
 impl CpuBuffers {
@@ -266,28 +314,7 @@ impl CpuBuffers {
             .map(|index| held.iter().any(|layer| layer.attention.rope() == Some(index)))
             .collect();
         let table = |(rope, used): (&crate::models::Rope, &bool)| buffer(if *used { rope.dims } else { 0 });
-        let experts = held.iter().filter_map(|layer| layer.feed_forward.experts());
-        let latent = experts.clone().filter_map(|experts| experts.latent).max().unwrap_or(0);
-        let experts = experts.map(|experts| (experts.count, experts.used));
-        let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
         let read = blueprint.per_layer.map_or(0, |read| read.width * blueprint.layers.len());
-        let routing = match experts.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))) {
-            None => Routing::default(),
-            Some((count, used)) => Routing {
-                scores: buffer(count),
-                keys: vec![0.0; count],
-                chosen: vec![(0, 0.0); rows * used],
-                members: vec![(0, 0.0); rows * used],
-                starts: vec![0; count + 1],
-                narrow: buffer(latent),
-                mixed: buffer(latent),
-                gathered: buffer(hidden),
-                output: buffer(hidden),
-                shared: buffer(1),
-                beside: buffer(if both { hidden } else { 0 }),
-                elsewhere: Elsewhere::default(),
-            },
-        };
         Self {
             capacity: Capacity { rows, items, logit_rows },
             sizes: Sizes { hidden, vocab: blueprint.vocab, has_head: shard.head.is_some() },
@@ -305,8 +332,8 @@ impl CpuBuffers {
             },
             hybrid: Hybrid::new(held, (blueprint.heads, q_width), rows),
             attended: buffer(mixed),
-            inner: Inner { gate: buffer(blueprint.widest()), up: buffer(blueprint.widest()) },
-            routing,
+            inner: Inner::new(held, blueprint.widest(), rows),
+            routing: Routing::new(held, hidden, rows),
             per_layer: PerLayer {
                 rows: buffer(read),
                 row: vec![0.0; read],

@@ -2,13 +2,13 @@
 
 use super::{
     super::{ExpertWork, batch::refuse_non_finite},
-    buffers::{CpuBuffers, Routing},
-    network::{Hidden, product, run_network},
+    buffers::{CpuBuffers, Inner, Routing},
+    network::{Hidden, product, run_networks},
     weights::ExpertWeights,
 };
 use crate::{
     Error, Result,
-    kernels::{Cpu, Target, math},
+    kernels::{Activations, Cpu, Products, math},
     models::{Experts, Groups, Router},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 ///
 /// Every row chooses its experts by its own probabilities, ties to the lower index. Each expert then computes the rows
 /// that chose it at once, and a row adds its experts' outputs in ascending expert order, the shared expert last: an
-/// order that does not depend on the other rows, nor on which experts are computed elsewhere.
+/// order that does not depend on the other rows, nor on which experts are computed elsewhere or together.
 ///
 /// # Errors
 /// When experts that are not here cannot be computed elsewhere.
@@ -30,16 +30,7 @@ pub(super) fn mix(
     let size = rows * hidden;
     let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
     let routing = &mut ws.routing;
-    let scores = &mut routing.scores[..rows * spec.count];
-    let seen = match &weights.router_norm {
-        None => h,
-        Some(weight) => {
-            let seen = &mut routing.gathered[..size];
-            cpu.rms_norm(&ws.x[..size], hidden, Some(weight), eps, seen);
-            &*seen
-        }
-    };
-    product(cpu, &mut ws.scratch, seen, rows, [(&weights.router, scores)]);
+    route(cpu, (weights, eps), &mut ws.scratch, (&ws.x[..size], h), routing, rows);
     choose(cpu, spec, weights, routing, rows);
     group(spec, routing, rows);
     let width = spec.latent.unwrap_or(hidden);
@@ -65,55 +56,100 @@ pub(super) fn mix(
         }
         elsewhere.ask(layer as u32)?;
     }
-    for index in 0..spec.count {
-        let members = &members[starts[index]..starts[index + 1]];
-        if members.is_empty() {
-            continue;
-        }
-        let Some(network) = network(index) else {
-            let out = elsewhere.next(members.len(), width)?;
-            add(cpu, spec, (members, out), (sums, width));
-            continue;
-        };
-        let x = if members.len() == rows && !spec.weighs_input {
-            given
-        } else {
-            for (&(row, weight), to) in members.iter().zip(gathered.chunks_exact_mut(width)) {
+    let shared = weights.shared.as_ref().map(|(_, network)| network);
+    let shared_size = if shared.is_some() { size } else { 0 };
+    let gathers = rows > 1 || spec.weighs_input;
+    let room = gathered.len() / hidden;
+    let widest = hidden.max(spec.width).max(spec.shared.unwrap_or(0));
+    ws.scratch.expect(spec.count.min(room) + 1, room.min(rows * spec.used) + rows, widest);
+    let mut next = 0;
+    while next < spec.count {
+        let first = next;
+        next = fitting(starts, first, room);
+        let here = (first..next).filter_map(|index| {
+            let members = &members[starts[index]..starts[index + 1]];
+            Some((network(index).filter(|_| !members.is_empty())?, members))
+        });
+        if gathers {
+            let members = here.clone().flat_map(|(_, members)| members);
+            for (&(row, weight), to) in members.zip(gathered.chunks_exact_mut(width)) {
                 to.copy_from_slice(&given[row as usize * width..][..width]);
                 if spec.weighs_input {
                     cpu.scale(to, weight);
                 }
             }
-            &gathered[..members.len() * width]
-        };
-        let buffers =
-            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
-        let out = &mut output[..members.len() * width];
-        run_network(cpu, network, spec.activation, (x, members.len()), buffers, out);
-        add(cpu, spec, (members, out), (sums, width));
+        }
+        let visits = here.clone().scan(0, |at, (network, members)| {
+            let from = std::mem::replace(at, *at + members.len() * width);
+            Some((network, if gathers { &gathered[from..*at] } else { given }))
+        });
+        let size = here.clone().map(|(_, members)| members.len() * width).sum::<usize>();
+        // The shared expert is computed beside the first of the others.
+        let beside = shared.filter(|_| first == 0).map(|network| (network, h));
+        let start = if first == 0 { 0 } else { shared_size };
+        let out = &mut output[start..shared_size + size];
+        let Inner { gate, up } = &mut ws.inner;
+        let buffers = Hidden { gate, up, scratch: &mut ws.scratch, eps: 0.0 };
+        run_networks(cpu, beside.into_iter().chain(visits), spec.activation, buffers, out);
+        let mut out = &output[shared_size..][..size];
+        for index in first..next {
+            let members = &members[starts[index]..starts[index + 1]];
+            let given = match network(index) {
+                _ if members.is_empty() => continue,
+                Some(_) => out.split_off(..members.len() * width).unwrap_or_default(),
+                None => elsewhere.next(members.len(), width)?,
+            };
+            add(cpu, spec, (members, given), (sums, width));
+        }
     }
     if let Some([_, up]) = &weights.latent {
         product(cpu, &mut ws.scratch, &mixed[..rows * width], rows, [(up, &mut *y)]);
     }
-    if let Some((gate, network)) = &weights.shared {
-        let gates = &mut routing.shared[..rows];
-        match gate {
-            Some(gate) => {
-                let out = &mut *gates;
-                cpu.matmul(h, rows, &mut ws.scratch, &mut [Target { matrix: gate, out }]);
-                cpu.sigmoid(gates);
-            }
-            None => gates.fill(1.0),
-        }
-        let buffers =
-            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
-        let out = &mut routing.output[..size];
-        run_network(cpu, network, spec.activation, (h, rows), buffers, out);
-        for ((y, out), &gate) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).zip(gates.iter()) {
-            cpu.add_scaled(y, out, gate);
-        }
+    if shared.is_some() {
+        let rows = y.chunks_exact_mut(hidden).zip(output.chunks_exact(hidden));
+        rows.zip(&routing.shared).for_each(|((y, out), &gate)| cpu.add_scaled(y, out, gate));
     }
     Ok(())
+}
+
+/// What the router says of each row, and each row's gate of the shared expert.
+fn route(
+    cpu: &Cpu,
+    (weights, eps): (&ExpertWeights, f32),
+    scratch: &mut Activations,
+    (x, h): (&[f32], &[f32]),
+    routing: &mut Routing,
+    rows: usize,
+) {
+    let Routing { scores, gathered, shared, .. } = routing;
+    let scores = &mut scores[..rows * weights.router.matrix.rows()];
+    let gates = &mut shared[..rows];
+    let seen = match &weights.router_norm {
+        None => h,
+        Some(weight) => {
+            let seen = &mut gathered[..x.len()];
+            cpu.rms_norm(x, x.len() / rows, Some(weight), eps, seen);
+            &*seen
+        }
+    };
+    let gate = weights.shared.as_ref().and_then(|(gate, _)| gate.as_ref());
+    let mut products = Products::new(scratch);
+    products.add(seen, rows, &weights.router.matrix, scores);
+    match gate {
+        Some(gate) => products.add(h, rows, gate, gates),
+        None => gates.fill(1.0),
+    }
+    products.compute(cpu);
+    weights.router.add_bias(cpu, scores);
+    if gate.is_some() {
+        cpu.sigmoid(gates);
+    }
+}
+
+/// The end of the experts from `first` on whose visits fit `room`: at least one, whose visits no more than the rows of a pass.
+fn fitting(starts: &[usize], first: usize, room: usize) -> usize {
+    let fit = starts[first + 1..].iter().take_while(|end| **end - starts[first] <= room).count();
+    first + fit.max(1)
 }
 
 /// Adds what one expert gives to the rows that chose it.
@@ -146,27 +182,46 @@ pub(super) fn visit(
         )));
     }
     refuse_non_finite(given, "the rows of experts")?;
-    out.clear();
-    out.resize(visits.len() * width, 0.0);
+    let network = |expert: u32| weights.experts.get((expert as usize).wrapping_sub(weights.first));
     let same = |a: &(u32, u32), b: &(u32, u32)| a.0 == b.0;
-    let mut done = 0;
-    let mut before = None;
     for members in visits.chunk_by(same) {
         let expert = members[0].0;
-        let network = weights.experts.get((expert as usize).wrapping_sub(weights.first));
-        let network = network.ok_or_else(|| Error::invalid(format!("expert {expert} is not here")))?;
-        if before.replace(expert).is_some_and(|before| before > expert) || members.len() > ws.capacity.rows {
-            return Err(Error::invalid("visits of experts out of order, or more than a pass takes"));
+        if network(expert).is_none() {
+            return Err(Error::invalid(format!("expert {expert} is not here")));
         }
-        let x = &mut ws.routing.gathered[..members.len() * width];
-        for (&(_, row), to) in members.iter().zip(x.chunks_exact_mut(width)) {
+        if members.len() > ws.capacity.rows {
+            return Err(Error::invalid(format!("more rows of expert {expert} than a pass takes")));
+        }
+    }
+    if !visits.is_sorted_by_key(|visit| visit.0) {
+        return Err(Error::invalid("visits of experts out of order"));
+    }
+    out.clear();
+    out.resize(visits.len() * width, 0.0);
+    let room = ws.routing.gathered.len() / ws.sizes.hidden;
+    let (mut left, mut outs) = (visits, &mut out[..]);
+    while !left.is_empty() {
+        let lens = left.chunk_by(same).map(<[_]>::len);
+        let taken = lens.scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        let taken = taken.take_while(|end| *end <= room).last().unwrap_or(left.len());
+        let (now, later) = left.split_at(taken);
+        left = later;
+        let gathered = &mut ws.routing.gathered[..taken * width];
+        for (&(_, row), to) in now.iter().zip(gathered.chunks_exact_mut(width)) {
             to.copy_from_slice(&given[row as usize * width..][..width]);
         }
-        let buffers =
-            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
-        let to = &mut out[done..done + members.len() * width];
-        run_network(cpu, network, spec.activation, (x, members.len()), buffers, to);
-        done += members.len() * width;
+        let together = now.chunk_by(same).scan(&*gathered, |rest, members| {
+            let (x, behind) = rest.split_at(members.len() * width);
+            *rest = behind;
+            Some((network(members[0].0)?, x))
+        });
+        let Inner { gate, up } = &mut ws.inner;
+        let buffers = Hidden { gate, up, scratch: &mut ws.scratch, eps: 0.0 };
+        let to = outs.split_off_mut(..taken * width).unwrap_or_default();
+        run_networks(cpu, together, spec.activation, buffers, to);
     }
     refuse_non_finite(out, "the outputs of experts")
 }

@@ -485,7 +485,7 @@ impl Shard {
                 let (gate, up, scratch) = (&mut ws.inner.gate, &mut ws.inner.up, &mut ws.scratch);
                 let buffers = Hidden { gate, up, scratch, eps: blueprint.norm.eps };
                 let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
-                run_network(cpu, network, dense.activation, (h, rows), buffers, y);
+                run_network(cpu, network, dense.activation, h, buffers, y);
             }
             (FeedForwardWeights::Experts(weights), FeedForward::Experts(spec)) => {
                 mix(cpu, (weights, spec, blueprint.norm.eps), ws, (place.layer, rows))?;
@@ -495,7 +495,7 @@ impl Shard {
                 let (gate, up, scratch) = (&mut ws.inner.gate, &mut ws.inner.up, &mut ws.scratch);
                 let buffers = Hidden { gate, up, scratch, eps };
                 let (h, beside) = (&ws.h[..size], &mut ws.routing.beside[..size]);
-                run_network(cpu, &both.dense, dense.activation, (h, rows), buffers, beside);
+                run_network(cpu, &both.dense, dense.activation, h, buffers, beside);
                 cpu.rms_norm_in_place(beside, blueprint.hidden, Some(&both.dense_norm_after), eps);
                 norm(cpu, blueprint.norm, &both.experts_norm, &ws.x[..size], &mut ws.h[..size]);
                 mix(cpu, (&both.experts, spec, eps), ws, (place.layer, rows))?;

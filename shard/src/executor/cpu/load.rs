@@ -21,6 +21,13 @@ impl Linear {
     pub fn resident_bytes(&self) -> usize {
         self.matrix.resident_bytes()
     }
+
+    /// Adds the bias, if there is one, to every row of products.
+    pub fn add_bias(&self, cpu: &Cpu, rows: &mut [f32]) {
+        if let Some(bias) = &self.bias {
+            cpu.add_bias(rows, bias);
+        }
+    }
 }
 
 /// Reads tensors of a model whose blueprint has accepted all names and shapes.

@@ -5,7 +5,7 @@ use super::{
     weights::{Network, NormWeights},
 };
 use crate::{
-    kernels::{Activations, Cpu, Target},
+    kernels::{Activations, Cpu, Products, Target},
     models::{Activation, Norm, NormKind},
 };
 
@@ -20,9 +20,7 @@ pub(super) fn product<const N: usize>(
     let mut targets = outputs.each_mut().map(|(linear, out)| Target { matrix: &linear.matrix, out });
     cpu.matmul(x, rows, scratch, &mut targets);
     for (linear, out) in outputs {
-        if let Some(bias) = &linear.bias {
-            cpu.add_bias(out, bias);
-        }
+        linear.add_bias(cpu, out);
     }
 }
 
@@ -35,46 +33,99 @@ pub(super) struct Hidden<'a> {
     pub eps: f32,
 }
 
-/// A feed-forward network over `rows` rows of `x`, into `out`.
+/// A feed-forward network over the rows of `x`, into `out`.
 pub(super) fn run_network(
     cpu: &Cpu,
     network: &Network,
     activation: Activation,
-    (x, rows): (&[f32], usize),
+    x: &[f32],
+    buffers: Hidden<'_>,
+    out: &mut [f32],
+) {
+    run_networks(cpu, std::iter::once((network, x)), activation, buffers, out);
+}
+
+/// Networks, each over rows of its own, into `out`: their outputs in the order of the networks.
+///
+/// All first layers are one dispatch and all last layers another.
+pub(super) fn run_networks<'a>(
+    cpu: &Cpu,
+    visits: impl Iterator<Item = (&'a Network, &'a [f32])> + Clone,
+    activation: Activation,
     buffers: Hidden<'_>,
     out: &mut [f32],
 ) {
     let Hidden { gate, up, scratch, eps } = buffers;
-    let size = rows * network.up.matrix.rows();
+    let visits = visits.map(|(network, x)| (network, x, x.len() / network.up.matrix.cols().max(1)));
+    let width = |network: &Network| network.up.matrix.rows();
+    let size = visits.clone().map(|(network, _, rows)| rows * width(network)).sum::<usize>();
     let (gate, up) = (&mut gate[..size], &mut up[..size]);
-    let inner = match &network.gate {
-        Some(linear) => {
-            product(cpu, scratch, x, rows, [(linear, &mut *gate), (&network.up, &mut *up)]);
-            match activation {
-                Activation::GatedGelu => cpu.gelu_mul(gate, up),
-                Activation::SparseGelu(deviations) => {
-                    cpu.keep_above(gate, network.up.matrix.rows(), deviations);
-                    cpu.gelu_mul(gate, up);
-                }
-                Activation::ClampedSwiglu => cpu.clamped_swiglu(gate, up),
-                Activation::GatedReluSquared => cpu.relu_squared_mul(gate, up),
-                Activation::GatedSilu | Activation::Gelu | Activation::ReluSquared => cpu.silu_mul(gate, up),
-            }
-            gate
+    let mut products = Products::new(scratch);
+    let (mut gates, mut ups) = (&mut *gate, &mut *up);
+    for (network, x, rows) in visits.clone() {
+        let size = rows * width(network);
+        let (gate, up) = (first(&mut gates, size), first(&mut ups, size));
+        if let Some(linear) = &network.gate {
+            products.add(x, rows, &linear.matrix, gate);
         }
-        None => {
-            product(cpu, scratch, x, rows, [(&network.up, &mut *up)]);
-            match activation {
-                Activation::ReluSquared => cpu.relu_squared(up),
-                _ => cpu.gelu(up),
-            }
-            up
-        }
-    };
-    if let Some(weight) = &network.inner_norm {
-        cpu.rms_norm_in_place(inner, weight.len(), Some(weight), eps);
+        products.add(x, rows, &network.up.matrix, up);
     }
-    product(cpu, scratch, inner, rows, [(&network.down, out)]);
+    products.compute(cpu);
+    let mut at = 0;
+    for (network, _, rows) in visits.clone() {
+        let part = at..at + rows * width(network);
+        at = part.end;
+        let (gate, up) = (&mut gate[part.clone()], &mut up[part]);
+        if let Some(linear) = &network.gate {
+            linear.add_bias(cpu, gate);
+        }
+        network.up.add_bias(cpu, up);
+        if let Activation::SparseGelu(deviations) = activation {
+            cpu.keep_above(gate, width(network), deviations);
+        }
+    }
+    let gated = visits.clone().next().is_some_and(|(network, ..)| network.gate.is_some());
+    let inner = if gated {
+        match activation {
+            Activation::GatedGelu | Activation::SparseGelu(_) => cpu.gelu_mul(gate, up),
+            Activation::ClampedSwiglu => cpu.clamped_swiglu(gate, up),
+            Activation::GatedReluSquared => cpu.relu_squared_mul(gate, up),
+            Activation::GatedSilu | Activation::Gelu | Activation::ReluSquared => cpu.silu_mul(gate, up),
+        }
+        gate
+    } else {
+        match activation {
+            Activation::ReluSquared => cpu.relu_squared(up),
+            _ => cpu.gelu(up),
+        }
+        up
+    };
+    let mut rest = &mut *inner;
+    for (network, _, rows) in visits.clone() {
+        let inner = first(&mut rest, rows * width(network));
+        if let Some(weight) = &network.inner_norm {
+            cpu.rms_norm_in_place(inner, weight.len(), Some(weight), eps);
+        }
+    }
+    let mut products = Products::new(scratch);
+    let (mut inner, mut outs) = (&*inner, &mut *out);
+    for (network, _, rows) in visits.clone() {
+        let (x, rest) = inner.split_at(rows * width(network));
+        inner = rest;
+        products.add(x, rows, &network.down.matrix, first(&mut outs, rows * network.down.matrix.rows()));
+    }
+    products.compute(cpu);
+    let mut outs = out;
+    for (network, _, rows) in visits {
+        network.down.add_bias(cpu, first(&mut outs, rows * network.down.matrix.rows()));
+    }
+}
+
+/// Takes the first `size` values off `rest`.
+fn first<'a>(rest: &mut &'a mut [f32], size: usize) -> &'a mut [f32] {
+    let (first, behind) = std::mem::take(rest).split_at_mut(size);
+    *rest = behind;
+    first
 }
 
 /// The rows of `x` normed into `out`.
