@@ -61,7 +61,7 @@ impl Inference for Counter {
         }]
     }
 
-    fn ready(&self) -> Result<(), Failure> {
+    fn ready(&self, _model: Option<&str>) -> Result<(), Failure> {
         Ok(())
     }
 

@@ -114,7 +114,7 @@ pub async fn turn(
     toolbox: &Toolbox,
     said: &mut (dyn for<'a> FnMut(Said<'a>) + Send),
 ) -> Result<Turn, Failure> {
-    inference.ready()?;
+    inference.ready(request.model.as_deref())?;
     if let Some(forced) = &toolbox.offer.forced {
         request.format = forced.clone();
     }

@@ -114,7 +114,8 @@ pub(crate) async fn begin_all(
     form: Option<Form>,
     n: usize,
 ) -> Result<Answer, ApiError> {
-    app.inference.ready()?;
+    let model = requests.first().and_then(|request| request.model.as_deref());
+    app.inference.ready(model)?;
     keys::admit(app.keys.as_ref())?;
     let choices = requests.len() * n;
     let place = app.queue.enter(choices)?;

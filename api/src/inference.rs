@@ -35,8 +35,8 @@ pub trait Inference: Send + Sync + 'static {
     /// The models that can be asked for now, the default one first.
     fn models(&self) -> Vec<ModelInfo>;
 
-    /// Whether prompts can be answered at all; the failure says why not and when to try again.
-    fn ready(&self) -> Result<(), Failure>;
+    /// Whether prompts for `model`, the default one for `None`, can be answered; the failure says why not and when to try again.
+    fn ready(&self, model: Option<&str>) -> Result<(), Failure>;
 
     /// Starts an answer. Resolves once the request is understood, admitted and routed, before anything is computed.
     ///

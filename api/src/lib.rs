@@ -98,9 +98,9 @@ impl App {
 
     /// The model of that name, the first one for `None`.
     pub(crate) fn know(&self, name: Option<&str>) -> Result<ModelInfo, ApiError> {
-        self.inference.ready()?;
         let models = self.inference.models();
         let Some(name) = name else {
+            self.inference.ready(None)?;
             let none = || ApiError::new(Kind::Unavailable, "no model is ready");
             return models.into_iter().next().ok_or_else(none);
         };
@@ -108,6 +108,7 @@ impl App {
         let alias = self.aliases.iter().find(|alias| alias.name == name);
         let alias = alias.filter(|_| models.iter().all(|model| model.name != name));
         let name = alias.map_or(name, |alias| alias.model.as_str());
+        self.inference.ready(Some(name))?;
         let found = models.into_iter().find(|model| model.name == name);
         found.ok_or_else(|| {
             if names::may_be_model(name) {

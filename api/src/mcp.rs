@@ -285,7 +285,7 @@ fn question(given: &Value) -> Result<Box<GenerateRequest>, String> {
 
 /// The whole answer; why there is none as the model that asks may read it.
 async fn answer(inference: &Arc<dyn Inference>, request: GenerateRequest) -> Result<String, String> {
-    inference.ready().map_err(|failure| failure.to_string())?;
+    inference.ready(request.model.as_deref()).map_err(|failure| failure.to_string())?;
     let mut generation = inference.generate(request).await.map_err(|failure| failure.to_string())?;
     let mut said = String::new();
     while let Some(event) = generation.events.next().await {

@@ -323,7 +323,7 @@ async fn describe() -> Json<Value> {
 /// `GET /readyz`: 200 when prompts can be answered, else 503, for load balancers. The reason may name files of this machine and
 /// goes to the log: who asks here has no token.
 async fn readiness(State(app): State<Arc<App>>) -> Result<Json<Value>, error::ApiError> {
-    if let Err(failure) = app.inference.ready() {
+    if let Err(failure) = app.inference.ready(None) {
         tracing::info!(%failure, "not ready");
         let why = "this node cannot answer now; `shoal status` says why";
         return Err(error::ApiError::new(error::Kind::Unavailable, why));
@@ -333,7 +333,7 @@ async fn readiness(State(app): State<Arc<App>>) -> Result<Json<Value>, error::Ap
 
 /// `GET /healthz`: that the program lives, and whether it can answer. Says nothing that needs a token.
 async fn health(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"status": "alive", "ready": app.inference.ready().is_ok()}))
+    Json(json!({"status": "alive", "ready": app.inference.ready(None).is_ok()}))
 }
 
 #[cfg(test)]

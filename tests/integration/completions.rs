@@ -211,7 +211,7 @@ fn documents_are_ranked_through_a_swarm_as_on_one_machine() {
 }
 
 /// A node asks a peer for vectors and scores by models that it does not hold, where it may send the texts themselves: they have the bits
-/// that one machine gives them.
+/// that one machine gives them. That its own model has no route is no reason to refuse.
 #[test]
 fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     let folder = TempDir::new().unwrap();
@@ -219,7 +219,7 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     let (ranks, _) = ranking_decoder(folder.path());
     let (ranks, embeds) = (ranks.to_str().unwrap(), data("families/qwen3.gguf"));
     let embeds = embeds.to_str().unwrap();
-    let asks = Node::start(&home("a"), &["--api", "127.0.0.1:0"]);
+    let asks = Node::start(&home("a"), &["--layers", "0..2", "--api", "127.0.0.1:0"]);
     let _b = Node::start(&home("b"), &["--model", embeds, "--peer", asks.tcp()]);
     let _c = Node::start(&home("c"), &["--model", ranks, "--peer", asks.tcp()]);
     asks.meets(2);
@@ -228,6 +228,8 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     let token = home("token");
     let names = ["shoal fixture qwen3", "shoal fixture reranker"];
     are_listed(&asks, &names);
+    let own = http::ask(&asks, "POST", "/v1/completions", &json!({"prompt": "A fox", "max_tokens": 2}));
+    assert!(own.status == 503 && own.body.to_string().contains("no connected node holds layer"), "{own:?}");
     let asked = [
         (
             "/v1/embeddings",

@@ -290,7 +290,7 @@ impl Inference for Fake {
         ]
     }
 
-    fn ready(&self) -> Result<(), Failure> {
+    fn ready(&self, _model: Option<&str>) -> Result<(), Failure> {
         match &*self.failure.lock().unwrap() {
             Some(failure @ Failure::Unavailable { .. }) => Err(failure.clone()),
             _ => Ok(()),

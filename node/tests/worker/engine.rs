@@ -136,7 +136,7 @@ async fn another_engine_takes_over_when_one_dies() {
     }
     assert!(matches!(last, Some(Event::Failed(Failure::Unavailable { .. }))), "{last:?}");
     let started = Instant::now();
-    while confined.pid() == first || confined.ready().is_err() {
+    while confined.pid() == first || confined.ready(None).is_err() {
         assert!(started.elapsed() < PATIENCE, "no other engine");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -156,6 +156,6 @@ async fn a_model_that_cannot_be_loaded_is_said_once() {
         let confined = serving(&EngineArgs { model, ..args() }).await;
         let why = confined.loaded().unwrap().unwrap_err();
         assert!(why.contains(what), "{why}");
-        assert!(matches!(confined.ready(), Err(Failure::Unavailable { .. })));
+        assert!(matches!(confined.ready(None), Err(Failure::Unavailable { .. })));
     }
 }

@@ -492,7 +492,7 @@ impl Inference for Confined {
         self.shared.info().into_iter().collect()
     }
 
-    fn ready(&self) -> Result<(), Failure> {
+    fn ready(&self, _model: Option<&str>) -> Result<(), Failure> {
         self.shared.info().map(drop)
     }
 

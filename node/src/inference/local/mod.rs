@@ -126,7 +126,7 @@ impl Alone {
         texts: impl FnOnce(&Ready, &Asker) -> Result<Vec<Vec<u32>>, Failure> + Send + 'static,
     ) -> BoxFuture<'static, Result<Embeddings, Failure>> {
         let (state, jobs) = (self.state.clone(), self.jobs.clone());
-        let loading = self.ready().err();
+        let loading = self.ready(None).err();
         let stopped = |why: String| Failure::Internal { why };
         async move {
             let model = match (state.get(), loading) {
@@ -394,13 +394,13 @@ impl Inference for Alone {
         self.model().map(|ready| vec![ready.info.clone()]).unwrap_or_default()
     }
 
-    fn ready(&self) -> Result<(), Failure> {
+    fn ready(&self, _model: Option<&str>) -> Result<(), Failure> {
         self.model().map(drop)
     }
 
     fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
         let (state, jobs) = (self.state.clone(), self.jobs.clone());
-        let loading = self.ready().err();
+        let loading = self.ready(None).err();
         // Rendering a template and encoding a long prompt take their time: not on the threads that serve connections.
         let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
             (Some(Ok(ready)), None) => ready.begin(&jobs, &request),
@@ -412,7 +412,7 @@ impl Inference for Alone {
 
     fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
         let state = self.state.clone();
-        let loading = self.ready().err();
+        let loading = self.ready(None).err();
         let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
             (Some(Ok(ready)), None) => encode(&ready.model, &request.prompt, "prompt").map(|ids| ids.len()),
             (_, failure) => Err(failure.unwrap_or_else(|| Failure::Internal { why: "no model".into() })),

@@ -31,7 +31,7 @@ async fn loaded() -> Arc<Alone> {
         }
     };
     tokio::time::timeout(PATIENCE, ready).await.unwrap();
-    alone.ready().unwrap();
+    alone.ready(None).unwrap();
     alone
 }
 

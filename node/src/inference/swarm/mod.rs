@@ -126,7 +126,7 @@ impl Swarmed {
         Arc::new(Self(shared))
     }
 
-    /// Whether prompts can be answered, or why not.
+    /// Whether prompts for the node's first model can be answered, or why not.
     pub fn readiness(&self) -> Result<(), Failure> {
         let view = self.0.board.view()?;
         match view::incomplete(&view.snapshot) {
@@ -175,8 +175,10 @@ impl Inference for Swarmed {
         own.into_iter().chain(abroad).collect()
     }
 
-    fn ready(&self) -> Result<(), Failure> {
-        self.readiness()
+    fn ready(&self, model: Option<&str>) -> Result<(), Failure> {
+        let own = self.0.board.view()?.own.about.name.clone();
+        // Whether another model has a route is known when it is asked for.
+        if model.is_none_or(|name| name == own) { self.readiness() } else { Ok(()) }
     }
 
     fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
