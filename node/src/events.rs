@@ -166,9 +166,10 @@ pub struct ForApi {
     pub extra: Map<String, Value>,
     /// Whether control tokens print their names, so that calls of tools marked by them can be found.
     pub show_special: bool,
-    /// Asked over HTTP: names of control tokens in a text to continue are only text, and what is kept on disk goes when
-    /// the client does, since it asks again.
+    /// Asked over HTTP: what is kept on disk goes when the client does, since it asks again.
     pub over_http: bool,
+    /// Names of control tokens in a text are only text.
+    pub plain: bool,
     /// The client can ask for the very same answer again, since it chose the seed and wants nothing besides text: the
     /// answer is kept on disk while it runs.
     pub repeatable: bool,

@@ -211,7 +211,8 @@ fn documents_are_ranked_through_a_swarm_as_on_one_machine() {
 }
 
 /// A node asks a peer for vectors and scores by models that it does not hold, where it may send the texts themselves: they have the bits
-/// that one machine gives them. That its own model has no route is no reason to refuse.
+/// that one machine gives them. A text is continued as it is here: names of control tokens in it are letters. That the node's own model has
+/// no route is no reason to refuse.
 #[test]
 fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     let folder = TempDir::new().unwrap();
@@ -232,6 +233,12 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     assert!(own.status == 503 && own.body.to_string().contains("no connected node holds layer"), "{own:?}");
     let asked = [
         (
+            "/v1/completions",
+            embeds,
+            "choices",
+            json!({"prompt": "An <|im_end|> owl", "max_tokens": 4, "temperature": 0}),
+        ),
+        (
             "/v1/embeddings",
             embeds,
             "data",
@@ -244,7 +251,7 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
             json!({"query": "the shoal", "documents": ["close to the water", "for others"]}),
         ),
     ];
-    for ((path, model, values, body), name) in asked.into_iter().zip(names) {
+    for ((path, model, values, body), name) in asked.into_iter().zip([names[0], names[0], names[1]]) {
         let (_serving, url) = serve(&home(name), &token, &["--via", "local", "--model", model]);
         let secret = fs::read_to_string(&token).unwrap();
         let here = http::request(&url, &secret, "POST", path, &body);

@@ -105,15 +105,32 @@ impl Prefix {
     }
 }
 
+/// How a prompt becomes tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Form {
+    /// A conversation, through the model's chat template.
+    Conversation = 0,
+    /// A text to go on from, in which names of control tokens are those tokens.
+    Marked = 1,
+    /// A text to go on from, in which they are letters.
+    Plain = 2,
+}
+
+impl Form {
+    /// All forms, by their byte.
+    pub const ALL: [Self; 3] = [Self::Conversation, Self::Marked, Self::Plain];
+}
+
 /// A prompt and how to answer it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// By which model; `None`: the conductor's own choice.
     pub model: Option<ModelId>,
-    /// The conversation as JSON, or the text itself when `raw`; at most [`MAX_MESSAGES`] bytes.
+    /// The conversation as JSON, or the text itself, as `form` says; at most [`MAX_MESSAGES`] bytes.
     pub messages: String,
-    /// Whether `messages` is text to go on from, without a chat template.
-    pub raw: bool,
+    /// What `messages` is.
+    pub form: Form,
     /// Sampling parameters as JSON, at most [`MAX_SAMPLING`] bytes.
     pub sampling: Vec<u8>,
     /// Chance.
@@ -175,7 +192,7 @@ impl Request {
             to.bytes(model.as_bytes());
         }
         to.long_count(self.messages.len()).bytes(self.messages.as_bytes());
-        to.bool(self.raw);
+        to.u8(self.form as u8);
         to.long_count(self.sampling.len()).bytes(&self.sampling);
         to.u64(self.seed).u32(self.max_tokens);
         to.list(&self.stop, |to, stop| {
@@ -212,7 +229,7 @@ impl Request {
         let model = if from.bool()? { Some(ModelId::new(from.array()?)) } else { None };
         let len = from.long_count(MAX_MESSAGES, 1)?;
         let messages = text(from.bytes(len)?)?;
-        let raw = from.bool()?;
+        let form = Form::ALL.get(usize::from(from.u8()?)).copied().ok_or(Malformed("delegate: form"))?;
         let len = from.long_count(MAX_SAMPLING, 1)?;
         let sampling = from.bytes(len)?.to_vec();
         let (seed, max_tokens) = (from.u64()?, from.u32()?);
@@ -233,7 +250,7 @@ impl Request {
             _ => None,
         };
         from.finish()?;
-        Ok(Self { model, messages, raw, sampling, seed, max_tokens, stop, emitted, pooling })
+        Ok(Self { model, messages, form, sampling, seed, max_tokens, stop, emitted, pooling })
     }
 }
 

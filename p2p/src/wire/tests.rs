@@ -16,7 +16,7 @@ use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, Session
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
 use super::control::{Answer, Ask, Contact, Lease, Refusal, Reuse, Role, Settlement, Source};
-use super::delegate::{Event, Prefix, Request};
+use super::delegate::{Event, Form, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
 use super::pages::Permit;
 use super::prefix::{Beginning, Name};
@@ -166,7 +166,7 @@ fn request() -> Request {
     Request {
         model: Some(ModelId::numbered(2)),
         messages: r#"[{"role":"user","content":"é?"}]"#.to_owned(),
-        raw: false,
+        form: Form::Conversation,
         sampling: br#"{"temperature":0.7}"#.to_vec(),
         seed: 11,
         max_tokens: 64,
@@ -179,7 +179,7 @@ fn request() -> Request {
 /// A document whose score is wanted.
 fn document() -> Request {
     let pooling = delegate::Pooling { query: Some("é?".to_owned()), truncate: true };
-    Request { raw: true, stop: Vec::new(), emitted: Vec::new(), pooling: Some(pooling), ..request() }
+    Request { form: Form::Marked, stop: Vec::new(), emitted: Vec::new(), pooling: Some(pooling), ..request() }
 }
 
 fn settlement() -> Settlement {
@@ -544,10 +544,11 @@ proptest! {
         sampling in prop::collection::vec(any::<u8>(), 0..50),
         stop in prop::collection::vec(".{0,60}", 0..=16),
         emitted in prop::collection::vec(any::<u32>(), 0..300),
-        (raw, seed, max_tokens) in any::<(bool, u64, u32)>(),
+        form in prop::sample::select(&Form::ALL[..]),
+        (seed, max_tokens) in any::<(u64, u32)>(),
     ) {
         let request =
-            Request { model: None, messages, raw, sampling, seed, max_tokens, stop, emitted, pooling: None };
+            Request { model: None, messages, form, sampling, seed, max_tokens, stop, emitted, pooling: None };
         let (prefix, body) = request.encode();
         prop_assert_eq!(Prefix::read(&prefix).map(|prefix| prefix.len as usize), Ok(body.len()));
         prop_assert_eq!(Request::decode(delegate::Kind::Request, &body), Ok(request));

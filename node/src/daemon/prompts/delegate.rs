@@ -12,7 +12,7 @@ use p2p::{
     Governor, HopError, Permit, Plane, Stream,
     wire::{
         control::Contact,
-        delegate::{Event, Kind, PREFIX_LEN, Pooling, Prefix, Request},
+        delegate::{Event, Form, Kind, PREFIX_LEN, Pooling, Prefix, Request},
     },
 };
 use scheduler::{ModelId, NodeId, SessionKind, governor::Resource};
@@ -194,16 +194,17 @@ impl Guest {
 }
 
 fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
-    let (messages, raw) = match &ask.prompt {
-        PromptInput::Text(text) => (text.clone(), true),
-        PromptInput::Messages(messages) => (messages.to_string(), false),
+    let (messages, form) = match &ask.prompt {
+        PromptInput::Text(text) if ask.api.plain => (text.clone(), Form::Plain),
+        PromptInput::Text(text) => (text.clone(), Form::Marked),
+        PromptInput::Messages(messages) => (messages.to_string(), Form::Conversation),
         // Refused before: a peer could not be told of them.
-        PromptInput::Tokens { .. } => (String::new(), true),
+        PromptInput::Tokens { .. } => (String::new(), Form::Plain),
     };
     Request {
         model: Some(model),
         messages,
-        raw,
+        form,
         sampling: serde_json::to_vec(&ask.sampling).unwrap_or_default(),
         seed: ask.seed,
         max_tokens: ask.max_tokens,
@@ -219,9 +220,9 @@ fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
 
 /// A peer's request as this node would ask it: with its own ends, alone when that is faster.
 fn ask(request: &Request) -> Result<PromptRequest, String> {
-    let prompt = match request.raw {
-        true => PromptInput::Text(request.messages.clone()),
-        false => {
+    let prompt = match request.form {
+        Form::Marked | Form::Plain => PromptInput::Text(request.messages.clone()),
+        Form::Conversation => {
             let messages = serde_json::from_str(&request.messages);
             PromptInput::Messages(messages.map_err(|e| format!("the messages are not JSON: {e}"))?)
         }
@@ -249,8 +250,13 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         seed: request.seed,
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
-        // A text that is pooled is text: names of control tokens in it are letters.
-        api: ForApi { over_http: pooling.is_some(), pooling, ..ForApi::default() },
+        api: ForApi {
+            over_http: pooling.is_some(),
+            // A text that is pooled is text, too.
+            plain: request.form == Form::Plain || pooling.is_some(),
+            pooling,
+            ..ForApi::default()
+        },
         verify: Verify::default(),
         shadow: Shadow::default(),
     })

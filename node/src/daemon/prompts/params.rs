@@ -181,8 +181,7 @@ async fn encode_whole(ask: &PromptRequest, worker: &Worker, vocab: u32) -> Resul
             let kind = TextKind::Document { query: query.clone(), truncate };
             (Prompt { text: text.clone(), kind }, "documents")
         }
-        // Over HTTP a text is text: names of control tokens in it are not those tokens.
-        PromptInput::Text(text) if ask.api.over_http => {
+        PromptInput::Text(text) if ask.api.plain => {
             let kind = TextKind::Raw { bos: true, special: false };
             (Prompt { text: text.clone(), kind }, "prompt")
         }

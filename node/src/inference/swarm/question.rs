@@ -74,6 +74,7 @@ pub(super) fn question(
             extra,
             show_special: request.show_special,
             over_http: true,
+            plain: true,
             repeatable: request.seed.is_some() && !sampling.logprobs && !request.echo,
             echo: request.echo,
             pooling: None,
