@@ -166,7 +166,7 @@ pub(crate) const IGNORED: &[(&str, &str)] = &[
     ("include", "what is asked for in addition is empty here, or there anyway"),
     ("context_management", "it shortens conversations at the server; here all of it is read"),
     ("betas", "what they change is refused by the fields that use them"),
-    ("keep_alive", "a model stays loaded"),
+    ("keep_alive", "`shoal serve --unload-after` says it"),
 ];
 
 /// Refuses a request with a field that would change the answer and is not read.

@@ -14,7 +14,7 @@ pub mod swarm;
 mod tools;
 pub mod upgrade;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use ::api::choice::{Wire, WireChoice};
 use clap::{Args, Parser, Subcommand};
@@ -445,6 +445,10 @@ pub struct ServeArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub keep: KeepArgs,
+    /// Unload the model when nothing was asked of it for so long, e.g. 10m: its memory is free until the next request, which waits for
+    /// it to be loaded again [default: it stays]
+    #[arg(long, value_name = "TIME", value_parser = keep::time)]
+    pub unload_after: Option<Duration>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sources: SourceArgs,

@@ -1,5 +1,7 @@
 //! What stays on disk of what was computed.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 
 use super::model::size;
@@ -32,6 +34,18 @@ pub struct StateArgs {
     /// Share of the states that this node got as a stage which it computes all the same, to find who gives wrong ones: 0 to 1
     #[arg(long, default_value_t = 0.2, value_name = "SHARE", value_parser = share)]
     pub check_fetched: f64,
+}
+
+/// A time such as 90s, 10m or 2h.
+pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
+    let unit = |unit: char| text.strip_suffix(unit).and_then(|number| number.trim().parse::<u32>().ok());
+    let seconds = unit('s')
+        .or(unit('m').and_then(|m| m.checked_mul(60)))
+        .or(unit('h').and_then(|h| h.checked_mul(3600)));
+    let seconds = seconds.filter(|seconds| *seconds > 0);
+    seconds
+        .map(|seconds| Duration::from_secs(seconds.into()))
+        .ok_or_else(|| "a time is like 90s, 10m or 2h".into())
 }
 
 fn share(text: &str) -> std::result::Result<f64, String> {

@@ -22,7 +22,7 @@ use crate::{
     cli::{EngineArgs, McpArgs, swarm::Via},
     control,
     inference::{
-        local::confined::Confined,
+        local::confined::{Confined, Retention},
         swarm::{Door, Preferences, Swarmed},
     },
     private_folder,
@@ -75,7 +75,7 @@ pub(super) async fn inference(
     if let Some(preferences) = swarm {
         return Ok(Swarmed::start(Door::Socket(preferences.home.clone()), preferences));
     }
-    let alone = Confined::start(engine, KV_BYTES, draft.clone(), Governor::default(), None)?;
+    let alone = Confined::start(engine, KV_BYTES, draft.clone(), Governor::default(), Retention::default())?;
     while alone.loaded().is_none() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }

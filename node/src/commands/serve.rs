@@ -24,7 +24,7 @@ use crate::{
     control,
     conversations::Shelf,
     doors::{self, ClientDoors},
-    inference::local::confined::Confined,
+    inference::local::confined::{Confined, Retention},
     inference::swarm::{Door, Preferences, Swarmed},
     keys::KeyRing,
     library,
@@ -66,6 +66,8 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
         let keep = args.keep.bytes()?;
         if !swarm {
             library::locate(&args.engine.model)?;
+        } else if args.unload_after.is_some() {
+            return Err(Error::usage("the node keeps its models loaded: leave --unload-after away here"));
         } else if keep.is_some() {
             return Err(Error::usage(
                 "the node keeps what it computes: start it with `shoal join --keep-state`, and leave the flag away here",
@@ -81,8 +83,9 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
             let draft = args.api.draft.clone();
-            let keep = keep.map(|bytes| (home.as_path(), bytes));
-            let alone = Confined::start(&args.engine, args.kv_mib << 20, draft, governor, keep)?;
+            let states = keep.map(|bytes| (home.as_path(), bytes));
+            let retention = Retention { states, unload_after: args.unload_after };
+            let alone = Confined::start(&args.engine, args.kv_mib << 20, draft, governor, retention)?;
             front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
         }
     })

@@ -7,7 +7,7 @@ use api::{
     inference::{EmbedRequest, Event, Failure, Format, GenerateRequest, Prompt as Asked, Sampling},
 };
 use futures::StreamExt;
-use node::inference::local::confined::Confined;
+use node::inference::local::confined::{Confined, Retention};
 use serde_json::json;
 
 use super::*;
@@ -17,13 +17,17 @@ fn args() -> EngineArgs {
 }
 
 async fn serving(args: &EngineArgs) -> Arc<Confined> {
+    serving_for(args, None).await
+}
+
+async fn serving_for(args: &EngineArgs, unload_after: Option<Duration>) -> Arc<Confined> {
     let confined = Confined::of(
         env!("CARGO_BIN_EXE_shoal").into(),
         args,
         64 << 20,
         Default::default(),
         Default::default(),
-        None,
+        Retention { states: None, unload_after },
     )
     .unwrap();
     settled(&confined).await;
@@ -142,6 +146,30 @@ async fn another_engine_takes_over_when_one_dies() {
     }
     let (_, last) = answer(&confined, request(Format::Text, 4)).await.unwrap();
     assert!(matches!(last, Event::Done(_)), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_model_of_which_nothing_is_asked_is_unloaded_and_comes_back() {
+    let confined = serving_for(&args(), Some(Duration::from_millis(300))).await;
+    let (first, _) = answer(&confined, request(Format::Text, 8)).await.unwrap();
+    for _ in 0..2 {
+        let before = confined.pid();
+        assert_ne!(before, 0, "it is there while it answers, and for a while after that");
+        let started = Instant::now();
+        while confined.pid() != 0 {
+            assert!(started.elapsed() < PATIENCE, "the model stays");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // It can be asked, as if it were there; those who ask at once wait for the same engine.
+        confined.ready(None).unwrap();
+        assert_eq!(confined.models().len(), 1);
+        let asked = [(); 3].map(|()| answer(&confined, request(Format::Text, 8)));
+        for answered in futures::future::join_all(asked).await {
+            let (text, last) = answered.unwrap();
+            assert!(text == first && matches!(last, Event::Done(_)), "{text:?} {last:?}");
+        }
+        assert_ne!(confined.pid(), before, "another process");
+    }
 }
 
 #[tokio::test]

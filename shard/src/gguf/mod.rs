@@ -306,6 +306,16 @@ impl Gguf {
         })
     }
 
+    /// The weights of a norm, which some families call `prefix` and the others `prefix.weight`; errors as [`Gguf::require`].
+    pub fn norm(&self, prefix: &str) -> Result<Tensor<'_>> {
+        self.tensor(prefix).map_or_else(|| self.require(&format!("{prefix}.weight")), Ok)
+    }
+
+    /// Whether there are weights of that norm.
+    pub fn has_norm(&self, prefix: &str) -> bool {
+        self.info(prefix).is_some() || self.info(&format!("{prefix}.weight")).is_some()
+    }
+
     /// What the table says of the tensor called `name`, whatever its type.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         let named = |&index: &u32| self.tensors[index as usize].name.as_ref().cmp(name);

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
+use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use p2p::{
     Governor, HopError, Network, Permit, Plane, Stream,
     wire::{
@@ -154,6 +154,10 @@ impl Leader {
                     }
                     self.tell();
                 }
+                place = gone(&mut self.known) => {
+                    drop(self.known.remove(place));
+                    self.tell();
+                }
                 _ = clock.tick() => {
                     self.measure().await;
                     self.tell();
@@ -253,6 +257,22 @@ impl Leader {
                 }
             }
         }
+    }
+}
+
+/// Waits until a holder that was asked nothing is gone: it says nothing then, so whatever comes from it is the end. Its place.
+async fn gone(known: &mut [Known]) -> usize {
+    let ends = known.iter_mut().enumerate().map(|(place, known)| {
+        Box::pin(async move {
+            let _ = known.stream.recv_exact(&mut [0]).await;
+            tracing::warn!(node = %known.node, "a holder of experts is gone");
+            place
+        })
+    });
+    let mut ends: FuturesUnordered<_> = ends.collect();
+    match ends.next().await {
+        Some(place) => place,
+        None => std::future::pending().await,
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod batch;
 pub mod confined;
 pub mod engine;
+mod keeper;
 pub mod prompt;
 mod shift;
 mod texts;

@@ -284,16 +284,13 @@ impl FeedForwardWeights {
 impl Loader<'_> {
     /// The norm whose tensors are `prefix.weight`, or `prefix` alone, and maybe `prefix.bias`.
     pub fn norm(&self, prefix: &str) -> Result<NormWeights> {
-        let plain = self.gguf.tensor(prefix).map(Ok);
-        let weight = plain.unwrap_or_else(|| self.gguf.require(&format!("{prefix}.weight")))?.to_f32();
+        let weight = self.gguf.norm(prefix)?.to_f32();
         Ok(NormWeights { weight, bias: self.vector(&format!("{prefix}.bias")) })
     }
 
     /// The same where the file has it.
     pub fn norm_opt(&self, prefix: &str) -> Result<Option<NormWeights>> {
-        let names = [format!("{prefix}.weight"), prefix.to_owned()];
-        let there = names.iter().any(|name| self.gguf.info(name).is_some());
-        there.then(|| self.norm(prefix)).transpose()
+        self.gguf.has_norm(prefix).then(|| self.norm(prefix)).transpose()
     }
 
     /// The head's matrix: its own, or the embedding table.

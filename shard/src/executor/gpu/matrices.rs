@@ -83,8 +83,7 @@ pub(super) struct Uploader<'a> {
 impl Uploader<'_> {
     /// The norm whose weights are called `prefix.weight`, or `prefix` alone.
     pub fn norm(&self, prefix: &str) -> Result<NormPart> {
-        let plain = self.gguf.tensor(prefix).map(Ok);
-        let mut weights = plain.unwrap_or_else(|| self.gguf.require(&format!("{prefix}.weight")))?.to_f32();
+        let mut weights = self.gguf.norm(prefix)?.to_f32();
         let bias = self.vector(&format!("{prefix}.bias"));
         let has_bias = bias.is_some();
         weights.extend(bias.into_iter().flatten());
@@ -146,12 +145,10 @@ impl Uploader<'_> {
             rows.resize(rows.len() + each.next_multiple_of(TILE) - each, &zeros);
         }
         let mut parts = Vec::new();
-        upload(self.gpu, format, cols, &rows, Biases::Behind(&biases), 0, &mut parts)?;
+        upload(self.gpu, (format, cols, &rows), (Biases::Behind(&biases), places), 0, &mut parts)?;
         let (Some(mut part), true) = (parts.pop(), parts.is_empty()) else {
             return Err(refused("in one binding"));
         };
-        let kernel = self.gpu.kernel(Kernel::Matmul { ggml_type: format.ggml_type, rows: 1, places });
-        part.kernels = [kernel.clone(), kernel];
         part.rows = each;
         Ok(part)
     }
@@ -165,7 +162,8 @@ impl Uploader<'_> {
                 joined.iter().flat_map(|rows| rows.bias.iter().flatten()).copied().collect();
             let rows: Vec<&[u8]> = joined.iter().flat_map(|rows| &rows.rows).copied().collect();
             let Rows { format, cols, .. } = joined[0];
-            first = upload(self.gpu, format, cols, &rows, Biases::Apart(&biases), first, &mut parts)?;
+            let rows = (format, cols, &rows[..]);
+            first = upload(self.gpu, rows, (Biases::Apart(&biases), Places::Rows), first, &mut parts)?;
         }
         Ok(parts)
     }
@@ -179,13 +177,12 @@ pub(super) enum Biases<'a> {
     Behind(&'a [f32]),
 }
 
-/// Uploads `rows` of one format, whose products begin in column `first` of the result; returns the column behind them.
+/// Uploads rows of one format, whose products begin in column `first` of the result; returns the column behind them. A stack has a kernel
+/// for one row only.
 pub(super) fn upload(
     gpu: &Gpu,
-    format: &'static Format,
-    cols: usize,
-    rows: &[&[u8]],
-    biases: Biases<'_>,
+    (format, cols, rows): (&'static Format, usize, &[&[u8]]),
+    (biases, places): (Biases<'_>, Places),
     first: usize,
     parts: &mut Vec<Part>,
 ) -> Result<usize> {
@@ -205,8 +202,8 @@ pub(super) fn upload(
     if most == 0 {
         return Err(Error::unsupported(format!("rows of {cols} values in format {name} on this device")));
     }
-    let places = Places::Rows;
-    let kernels = [1, ROWS].map(|rows| gpu.kernel(Kernel::Matmul { ggml_type, rows, places }));
+    let few = if places == Places::Rows { ROWS } else { 1 };
+    let kernels = [1, few].map(|rows| gpu.kernel(Kernel::Matmul { ggml_type, rows, places }));
     let mut first = first;
     for (index, rows) in rows.chunks(most).enumerate() {
         let bytes = rows.len().next_multiple_of(TILE) * row_words * 4;

@@ -183,6 +183,12 @@ impl MixerWidths {
         projected + inputs + gates + 2 * narrow + queries + attended + mixed
     }
 
+    /// The widest row of all.
+    pub fn widest_made(&self) -> usize {
+        let Self { projected, inputs, gates, narrow, queries, attended, mixed } = *self;
+        [projected, inputs, gates, narrow, queries, attended, mixed].into_iter().max().unwrap_or(0)
+    }
+
     /// The widest row that a matrix reads.
     pub fn widest(&self) -> usize {
         self.mixed.max(self.attended).max(self.inputs).max(self.narrow)

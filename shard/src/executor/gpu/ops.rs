@@ -168,7 +168,7 @@ pub fn matmul(gpu: &Gpu, job: &MatrixJob<'_>, x: &[f32]) -> Result<Vec<f32>> {
     let n = x.len() / job.cols;
     let matrix: Vec<&[u8]> = job.bytes.chunks_exact(job.bytes.len() / job.rows).collect();
     let mut parts = Vec::new();
-    upload(gpu, job.format, job.cols, &matrix, Biases::Apart(&[]), 0, &mut parts)?;
+    upload(gpu, (job.format, job.cols, &matrix), (Biases::Apart(&[]), Places::Rows), 0, &mut parts)?;
     let rounded = match job.format.integer {
         true => round(gpu, x, job.cols)?,
         false => RoundedRows { q: Vec::new(), d: Vec::new(), sums: Vec::new(), x: Vec::new() },

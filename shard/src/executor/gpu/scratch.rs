@@ -128,7 +128,7 @@ impl Scratch {
     pub fn new(gpu: &Gpu, b: &Blueprint, (rows, logit_rows): (usize, usize), info: usize) -> Result<Self> {
         let (mixer, network) = (MixerWidths::most(b), NetworkWidths::most(b));
         let widest = widest(b, &mixer, &network);
-        let largest = 4 * (rows * (2 * widest).max(mixer.sum())).max(logit_rows * b.vocab).max(info);
+        let largest = 4 * (rows * (2 * widest).max(mixer.widest_made())).max(logit_rows * b.vocab).max(info);
         if largest as u64 > gpu.info().binding_bytes {
             return Err(Error::invalid(format!(
                 "passes of {rows} rows need {largest} bytes in one buffer, the device has {}; ask for fewer rows",

@@ -213,9 +213,7 @@ impl Uploader<'_> {
         };
         let norm = |suffix: &str| {
             let prefix = name(suffix);
-            let is_there = |name: &str| self.gguf.info(name).is_some();
-            let is_there = is_there(&prefix) || is_there(&format!("{prefix}.weight"));
-            is_there.then(|| self.norm(&prefix)).transpose()
+            self.gguf.has_norm(&prefix).then(|| self.norm(&prefix)).transpose()
         };
         // Some families call the norm of what goes into the network so.
         let after = match layer.feed_forward_norm {
