@@ -2,7 +2,7 @@
 
 use super::{
     Isa, Matrix,
-    activations::{Groups, View, tile_rows},
+    groups::{Groups, View, tile_rows},
     matrix::Kind,
 };
 

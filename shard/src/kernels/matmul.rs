@@ -11,7 +11,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::activations::{Activations, Quantize, Starts, View};
+use super::activations::{Activations, Quantize, Starts};
+use super::groups::View;
 use super::job::{Job, Span};
 use super::layouts::{FloatKind, Panels};
 use super::matrix::Kind;

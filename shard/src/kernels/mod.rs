@@ -7,6 +7,7 @@ pub mod conv;
 mod cpu;
 pub mod delta;
 mod file_at;
+mod groups;
 mod inputs;
 mod isa;
 mod job;
