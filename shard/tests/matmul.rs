@@ -2,7 +2,7 @@
 //! this processor, tails of rows and columns, numbers of activations that hit every kernel, any number of threads.
 
 use shard::kernels::threads::Pool;
-use shard::kernels::{Activations, Cpu, Isa, Matrix, Target};
+use shard::kernels::{Activations, Cpu, Isa, Matrix, Products, Target};
 use shard::quant::{self, Format, QuantizedRow};
 
 /// A small generator: the same values everywhere.
@@ -180,6 +180,51 @@ fn targets_share_their_activations() {
             for ((source, out), name) in sources.iter().zip(&outs).zip(names) {
                 same(name, &source.1, out);
             }
+        }
+    }
+}
+
+/// Matrices of different formats and widths in one dispatch, each with rows of its own; two that read the same values as other rows.
+#[test]
+fn products_have_rows_of_their_own() {
+    let mut random = Random(8);
+    let x = activations(33, 512, &mut random);
+    let parts = [
+        ("q8_0", 512, 0, 1),
+        ("q4_k", 512, 0, 1),
+        ("q4_0", 256, 0, 2),
+        ("f32", 128, 0, 4),
+        ("f16", 96, 512, 9),
+        ("q8_0", 64, 96, 33),
+        ("q8_0", 64, 96, 1),
+        ("q6_k", 256, 1024, 5),
+        ("q4_0", 32, 40, 0),
+        ("mxfp4", 160, 32, 8),
+    ];
+    for cpu in cpus() {
+        let mut scratch = Activations::new();
+        let mut sources = Vec::new();
+        for (i, (name, cols, at, n)) in parts.into_iter().enumerate() {
+            let format = quant::by_name(name).expect("a known format");
+            let rows = 17 + 20 * i;
+            let bytes = weights(format, rows, cols, &mut random);
+            let matrix = Matrix::pack(&cpu, format, rows, cols, &bytes).expect("the shape is sound");
+            let x = &x[at..at + n * cols];
+            sources.push((matrix, x, n, expected(format, &bytes, rows, cols, x)));
+        }
+        // The memory of a call with more rows is used by one with fewer.
+        for _ in 0..2 {
+            let mut outs: Vec<Vec<f32>> = sources.iter().map(|s| vec![f32::NAN; s.3.len()]).collect();
+            let mut products = Products::new(&mut scratch);
+            for ((matrix, x, n, _), out) in sources.iter().zip(&mut outs) {
+                products.add(x, *n, matrix, out);
+            }
+            products.compute(&cpu);
+            for (source, out) in sources.iter().zip(&outs) {
+                same(source.0.format().name, &source.3, out);
+            }
+            sources.reverse();
+            sources.truncate(6);
         }
     }
 }

@@ -44,7 +44,7 @@ impl Job {
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     /// `[n][cols]`.
-    pub x: *const f32,
+    x: *const f32,
     len: usize,
     pub n: usize,
     /// As the integer formats read them; no columns where none does.

@@ -99,7 +99,7 @@ impl<'a> Products<'a> {
         if x.is_empty() {
             return out.fill(0.0);
         }
-        if self.spans.last().is_none_or(|span| (span.x, span.n) != (x.as_ptr(), n)) {
+        if !self.spans.last().is_some_and(|span| span.n == n && std::ptr::eq(span.values(), x)) {
             self.spans.push(Span::new(x, n));
         }
         let span = self.spans.len() - 1;
