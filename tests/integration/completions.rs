@@ -77,7 +77,7 @@ fn are_listed(node: &Node, names: &[&str]) {
     let started = Instant::now();
     loop {
         let listed = http::ask(node, "GET", "/v1/models", &Value::Null).body.to_string();
-        if names.iter().all(|name| listed.contains(name)) {
+        if names.iter().all(|name| listed.contains(&format!("\"{name}\""))) {
             return;
         }
         assert!(started.elapsed() < PATIENCE, "{listed}");
