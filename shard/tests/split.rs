@@ -324,7 +324,7 @@ fn experts_of_no_layer_are_refused() {
         (0, &[(2, 0)][..], &rows[..], "expert 2 is not here"),
         (0, &[(1, 0), (0, 0)], &rows, "out of order"),
         (0, &[(0, 2)], &rows, "none of 2 rows"),
-        (0, &[(0, 0); 5], &rows, "than a pass takes"),
+        (0, &[(0, 0); 5], &rows, "more than a pass takes"),
         (0, &[(0, 0)], &rows[1..], "none of"),
         (u32::MAX, &[(0, 0)], &rows, "beyond all models"),
         (99, &[(0, 0)], &rows, "layers 99..100"),

@@ -216,7 +216,7 @@ mod tests {
         for (payload, said) in [
             (work(99, width, &two, 2 * width), "layer 99 is not here"),
             (work(0, width, &[(0, 0), (7, 1)], 2 * width), "expert 7 is not here"),
-            (work(0, width, &[(0, 0); 5], width), "than a pass takes"),
+            (work(0, width, &[(0, 0); 5], width), "more than a pass takes"),
             (work(0, width / 2, &[(0, 0), (1, 1)], width), "none of 1 rows"),
             (work(0, 2 * width, &[(0, 0), (1, 0)], 2 * width), "are none that these experts read"),
             (work(0, width + 1, &two, 2 * width + 2), "rows of experts that are none"),

@@ -190,7 +190,7 @@ pub(super) fn visit(
             return Err(Error::invalid(format!("expert {expert} is not here")));
         }
         if members.len() > ws.capacity.rows {
-            return Err(Error::invalid(format!("more rows of expert {expert} than a pass takes")));
+            return Err(Error::invalid(format!("visits of expert {expert}: more than a pass takes")));
         }
     }
     if !visits.is_sorted_by_key(|visit| visit.0) {
