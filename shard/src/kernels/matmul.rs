@@ -246,11 +246,10 @@ fn divide(jobs: &mut [Job], spans: &[Span], scratch: &mut Activations, isa: Isa,
             Kind::Float(_) => (fair.next_multiple_of(2), 8 * ROWS * 4 * 8),
         };
         most = most.max(bytes + 64);
-        let panels = matrix.panels();
         (job.first_unit, job.unit) = (first_unit, unit);
         job.starts =
             job.factor(isa, span).map_or(std::ptr::null(), |factor| scratch.starts(factor).cast_const());
-        first_unit += panels.div_ceil(unit);
+        first_unit += units(job);
     }
     most
 }

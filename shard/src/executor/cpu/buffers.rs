@@ -240,18 +240,19 @@ pub(super) struct Routing {
 /// Visits to experts that are computed together at least: those of a few rows in any model.
 const TOGETHER: usize = 64;
 
-/// Visits of `rows` rows to `used` experts each that are computed together. One expert is visited by no more than all rows.
-fn together(rows: usize, used: usize) -> usize {
-    rows.max(TOGETHER.min(rows * used))
+/// Visits of `rows` rows to experts that are computed together, in any layer. One expert is visited by no more than all rows.
+fn together(held: &[Layer], rows: usize) -> usize {
+    let used = held.iter().filter_map(|layer| layer.feed_forward.experts()).map(|experts| experts.used);
+    rows.max(TOGETHER.min(rows * used.max().unwrap_or(0)))
 }
 
 impl Inner {
     /// For passes of `rows` rows through layers that are `held`, of networks up to `widest`.
     fn new(held: &[Layer], widest: usize, rows: usize) -> Self {
-        let experts = || held.iter().filter_map(|layer| layer.feed_forward.experts());
-        let visits = together(rows, experts().map(|experts| experts.used).max().unwrap_or(0));
+        let visits = together(held, rows);
+        let experts = held.iter().filter_map(|layer| layer.feed_forward.experts());
         let mixture = |experts: &Experts| rows * experts.shared.unwrap_or(0) + visits * experts.width;
-        let len = experts().map(mixture).chain([rows * widest]).max().unwrap_or(0);
+        let len = experts.map(mixture).chain([rows * widest]).max().unwrap_or(0);
         Self { gate: vec![0.0; len], up: vec![0.0; len] }
     }
 }
@@ -266,7 +267,7 @@ impl Routing {
         }
         let (count, used, latent) = (most(|e| e.count), most(|e| e.used), most(|e| e.latent.unwrap_or(0)));
         let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
-        let (visits, shared) = (together(rows, used), most(|e| e.shared.unwrap_or(0)) > 0);
+        let (visits, shared) = (together(held, rows), most(|e| e.shared.unwrap_or(0)) > 0);
         let buffer = |width: usize| vec![0.0f32; rows * width];
         Self {
             scores: buffer(count),

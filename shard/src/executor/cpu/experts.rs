@@ -3,7 +3,7 @@
 use super::{
     super::{ExpertWork, batch::refuse_non_finite},
     buffers::{CpuBuffers, Inner, Routing},
-    network::{Hidden, product, run_networks},
+    network::{Hidden, first, product, run_networks},
     weights::ExpertWeights,
 };
 use crate::{
@@ -220,8 +220,7 @@ pub(super) fn visit(
         });
         let Inner { gate, up } = &mut ws.inner;
         let buffers = Hidden { gate, up, scratch: &mut ws.scratch, eps: 0.0 };
-        let to = outs.split_off_mut(..taken * width).unwrap_or_default();
-        run_networks(cpu, together, spec.activation, buffers, to);
+        run_networks(cpu, together, spec.activation, buffers, first(&mut outs, taken * width));
     }
     refuse_non_finite(out, "the outputs of experts")
 }

@@ -122,10 +122,8 @@ pub(super) fn run_networks<'a>(
 }
 
 /// Takes the first `size` values off `rest`.
-fn first<'a>(rest: &mut &'a mut [f32], size: usize) -> &'a mut [f32] {
-    let (first, behind) = std::mem::take(rest).split_at_mut(size);
-    *rest = behind;
-    first
+pub(super) fn first<'a>(rest: &mut &'a mut [f32], size: usize) -> &'a mut [f32] {
+    rest.split_off_mut(..size).expect("buffers have room for all networks")
 }
 
 /// The rows of `x` normed into `out`.
