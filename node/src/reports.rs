@@ -111,6 +111,11 @@ pub struct Own {
 }
 
 impl View {
+    /// Whether a request that names `model` means the node's first one.
+    pub fn is_first(&self, model: Option<&str>) -> bool {
+        model.is_none_or(|name| name == self.own.about.name)
+    }
+
     /// The model of the node that a request names, its first one for `None`; `None` for one it does not hold.
     pub fn asked(&self, model: Option<&str>) -> Option<&Own> {
         let mut own = std::iter::once(&self.own).chain(&self.beside);

@@ -251,7 +251,6 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
         api: ForApi {
-            over_http: pooling.is_some(),
             // A text that is pooled is text, too.
             plain: request.form == Form::Plain || pooling.is_some(),
             pooling,

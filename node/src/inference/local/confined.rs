@@ -9,7 +9,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, atomic::AtomicU64},
+    sync::Arc,
     time::Duration,
 };
 
@@ -30,7 +30,7 @@ use futures::{
 use p2p::Governor;
 use scheduler::governor::Holder;
 use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot},
     task::JoinHandle,
     time::sleep,
 };
@@ -118,11 +118,7 @@ impl Confined {
             Ok::<_, Error>((Place::open(home, &files, bytes)?, files))
         });
         let place = place.transpose()?;
-        let (next, state) = (AtomicU64::new(1), Mutex::default());
-        let (unloaded, wake) = (watch::Sender::new(false), Notify::new());
-        let shared =
-            Shared { spec, program, governor, draft, place, unload_after, unloaded, wake, next, state };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(spec, program, (governor, draft), place, unload_after));
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }

@@ -29,7 +29,7 @@ use shard::{
 use tokio::{
     io::AsyncWriteExt,
     net::{UnixStream, unix::OwnedReadHalf},
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     time::sleep,
 };
 
@@ -59,20 +59,30 @@ const READ_BATCH: u32 = WINDOW as u32 / 4;
 /// How often it is looked whether anything is still asked of a model that is to be unloaded.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// Whether the model is there.
+#[derive(Clone, Copy, PartialEq)]
+enum Presence {
+    /// Loaded, or on its way for the first time or after a death.
+    Here,
+    /// Unloaded, as nothing was asked of it.
+    Unloaded,
+    /// Unloaded until an engine has loaded it for a request that waits.
+    Wanted,
+}
+
 pub(super) struct Shared {
-    pub(super) spec: EngineSpec,
+    spec: EngineSpec,
     pub(super) program: PathBuf,
     /// What forms ask that wait to be tried.
     pub(super) governor: Governor,
     /// What may draft tokens of requests that do not say.
     pub(super) draft: Draft,
     /// Where states of ended answers lie, and of which files they are.
-    pub(super) place: Option<(Place, Vec<u8>)>,
-    pub(super) unload_after: Option<Duration>,
-    /// Whether the model is unloaded until it is wanted, which `wake` says.
-    pub(super) unloaded: watch::Sender<bool>,
-    pub(super) wake: Notify,
-    pub(super) next: AtomicU64,
+    place: Option<(Place, Vec<u8>)>,
+    unload_after: Option<Duration>,
+    /// Changes under the lock of the state only.
+    presence: watch::Sender<Presence>,
+    next: AtomicU64,
     pub(super) state: Mutex<State>,
 }
 
@@ -80,21 +90,19 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) loaded: Option<Result<ModelInfo, String>>,
     /// Whether the engine that runs has its model.
-    pub(super) is_ready: bool,
-    /// Whether something was asked of a model that is unloaded.
-    pub(super) is_wanted: bool,
-    pub(super) running: HashMap<u64, Running>,
+    is_ready: bool,
+    running: HashMap<u64, Running>,
     /// When something was begun or ended.
-    pub(super) used: Option<Instant>,
+    used: Option<Instant>,
     pub(super) reading: Reading,
     /// Where messages go. Its length is bounded by what clients may ask at once: a request, its end and few reports of
     /// reading each.
     pub(super) engine: Option<mpsc::UnboundedSender<Vec<u8>>>,
     pub(super) pid: u32,
     /// Why the device of an engine computes nothing any more: later engines compute on the processor.
-    pub(super) lost: Option<String>,
+    lost: Option<String>,
     /// Engines that ended without a word while they computed on a GPU.
-    pub(super) gpu_deaths: u32,
+    gpu_deaths: u32,
 }
 
 pub(super) enum Running {
@@ -153,9 +161,9 @@ pub(super) async fn keep(shared: Arc<Shared>) {
             Ok(Over::Unloaded) => {
                 tracing::info!(model = shared.spec.name, "unloaded: nothing was asked of the model");
                 early = 0;
-                while !lock(&shared.state).is_wanted {
-                    shared.wake.notified().await;
-                }
+                let mut presence = shared.presence.subscribe();
+                // Its sender is in what is shared.
+                let _ = presence.wait_for(|presence| *presence == Presence::Wanted).await;
                 continue;
             }
             Ok(Over::Ended) => "it ended".to_owned(),
@@ -190,7 +198,7 @@ fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
         _ if *early >= MAX_EARLY_DEATHS => Some(Err(format!("the process that loads it dies of it ({why})"))),
         _ => None,
     };
-    shared.unloaded.send_replace(false);
+    shared.presence.send_replace(Presence::Here);
     (running, state.loaded.is_some())
 }
 
@@ -291,7 +299,7 @@ async fn rest(shared: &Shared) {
             let left = state.quiet().map_or(QUIET, |quiet| after.saturating_sub(quiet));
             if left.is_zero() {
                 (state.engine, state.pid, state.is_ready) = (None, 0, false);
-                shared.unloaded.send_replace(true);
+                shared.presence.send_replace(Presence::Unloaded);
                 return;
             }
             left
@@ -311,9 +319,9 @@ async fn listen(shared: &Shared, read: &mut OwnedReadHalf) -> io::Result<()> {
         let odd = || io::Error::new(io::ErrorKind::InvalidData, "it says what was not asked");
         match message {
             FromEngine::Loaded(loaded) => {
-                (state.is_ready, state.is_wanted, state.used) = (loaded.is_ok(), false, Some(Instant::now()));
+                (state.is_ready, state.used) = (loaded.is_ok(), Some(Instant::now()));
                 state.loaded = Some(loaded.map(|info| *info));
-                shared.unloaded.send_replace(false);
+                shared.presence.send_replace(Presence::Here);
             }
             FromEngine::Gauges(reading) => state.reading = reading,
             FromEngine::Lost { why } => {
@@ -363,6 +371,19 @@ async fn listen(shared: &Shared, read: &mut OwnedReadHalf) -> io::Result<()> {
 }
 
 impl Shared {
+    /// Of an engine that does not run yet.
+    pub(super) fn new(
+        spec: EngineSpec,
+        program: PathBuf,
+        (governor, draft): (Governor, Draft),
+        place: Option<(Place, Vec<u8>)>,
+        unload_after: Option<Duration>,
+    ) -> Self {
+        let (presence, next, state) =
+            (watch::Sender::new(Presence::Here), AtomicU64::new(1), Mutex::default());
+        Self { spec, program, governor, draft, place, unload_after, presence, next, state }
+    }
+
     pub(super) fn info(&self) -> Result<ModelInfo, Failure> {
         let unavailable = |why: String| Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S };
         match &lock(&self.state).loaded {
@@ -377,20 +398,19 @@ impl Shared {
         let frame =
             wire::frame(message).map_err(|error| Failure::Invalid { field: None, why: error.to_string() })?;
         loop {
-            let mut unloaded = self.unloaded.subscribe();
+            let mut presence = self.presence.subscribe();
             {
                 let mut state = lock(&self.state);
-                if !*unloaded.borrow_and_update() {
+                if *presence.borrow_and_update() == Presence::Here {
                     let engine = state.engine.as_ref().ok_or_else(lost)?;
                     engine.send(frame).map_err(|_| lost())?;
                     state.used = Some(Instant::now());
                     state.running.insert(id, running);
                     return Ok(());
                 }
-                state.is_wanted = true;
+                self.presence.send_replace(Presence::Wanted);
             }
-            self.wake.notify_one();
-            unloaded.wait_for(|unloaded| !unloaded).await.map_err(|_| lost())?;
+            presence.wait_for(|presence| *presence == Presence::Here).await.map_err(|_| lost())?;
         }
     }
 

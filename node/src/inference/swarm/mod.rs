@@ -176,9 +176,8 @@ impl Inference for Swarmed {
     }
 
     fn ready(&self, model: Option<&str>) -> Result<(), Failure> {
-        let own = self.0.board.view()?.own.about.name.clone();
         // Whether another model has a route is known when it is asked for.
-        if model.is_none_or(|name| name == own) { self.readiness() } else { Ok(()) }
+        if self.0.board.view()?.is_first(model) { self.readiness() } else { Ok(()) }
     }
 
     fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {

@@ -47,7 +47,7 @@ pub(super) fn question(
             (PromptInput::Messages(messages.clone()), tools.clone(), extra.clone())
         }
     };
-    let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
+    let own = view.is_first(request.model.as_deref());
     let mode = in_mode(shared, view, request)?;
     if request.session.context_shift {
         let why = "an answer of a swarm ends with the context; `shoal serve --via local`, `shoal run` and `shoal chat` go on";
