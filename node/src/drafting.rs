@@ -17,13 +17,14 @@ use scheduler::{
     depth::{Depth, Odds},
     session::MAX_DRAFT,
 };
+#[cfg(doc)]
+use shard::models::Blueprint;
 use shard::{
     draft::{
         DraftHead, DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, HeadSampler, Lookup,
         PRIORS, TRUSTS, forced,
     },
     executor::Executor,
-    models::Blueprint,
 };
 
 /// What one more row of a step is believed to take before it was measured, in parts of a row by itself: between a thirteenth,
@@ -156,8 +157,8 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where states do not go back
-    /// ([`Blueprint::goes_back`]) each wrong draft is computed again, and drafts are made only by name.
+    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where states do not go back, or through a swarm not to any
+    /// position ([`Blueprint::goes_back`]), much is computed again behind each wrong draft, and drafts are made only by name.
     pub fn new(choice: &Draft, goes_back: bool, depth: Depth) -> Self {
         let choice = if *choice == Draft::Auto && !goes_back { &Draft::Off } else { choice };
         let lookup = || Box::new(Lookup::default()) as Box<dyn Drafter>;
@@ -171,10 +172,10 @@ impl Drafting {
         }
     }
 
-    /// As [`Self::new`] on this machine alone, where nothing is believed of its speed.
-    pub fn alone(choice: &Draft, blueprint: &Blueprint, attention: AttentionKind) -> Self {
-        let goes_back = blueprint.goes_back() && attention.goes_back();
-        let mut drafting = Self::new(choice, goes_back, Depth::unmeasured(ROW_SHARE));
+    /// As [`Self::new`] on this machine alone, where nothing is believed of its speed. Behind a wrong draft every state goes back to
+    /// where the pass began at least: the rows that were right come again in the next one.
+    pub fn alone(choice: &Draft, attention: AttentionKind) -> Self {
+        let mut drafting = Self::new(choice, attention.goes_back(), Depth::unmeasured(ROW_SHARE));
         drafting.end_within(attention);
         // Tests want every draft sent.
         if cfg!(debug_assertions) && (cfg!(test) || std::env::var_os("SHOAL_DRAFT").is_some()) {
@@ -439,9 +440,9 @@ impl Drafting {
     }
 
     /// Of a step with `drafted` drafted rows `right` were right, and with `stop` the text ended: what was drafted behind it is
-    /// neither right nor wrong. `ms` is what the step took, making the draft not counted; `None` for one that says nothing of
-    /// others.
-    pub fn judge(&mut self, drafted: u32, right: u32, stop: bool, ms: Option<f64>) {
+    /// neither right nor wrong. `took` is how many rows the step had, those computed again among them, and its ms, making the draft
+    /// not counted; `None` for one that says nothing of others.
+    pub fn judge(&mut self, drafted: u32, right: u32, stop: bool, took: Option<(u32, f64)>) {
         let mut judged = [(0, false); TRUSTS];
         let (mut of_model, mut of_head) = ((0, false), (0, false));
         for (at, guess) in (0..drafted).zip(&self.guesses) {
@@ -466,9 +467,9 @@ impl Drafting {
             model.odds.judge(of_model.0, of_model.1);
             spent_ms = std::mem::take(&mut model.spent_ms);
         }
-        if let (Some(ms), Some(depth)) = (ms, &mut self.depth) {
+        if let (Some((rows, ms)), Some(depth)) = (took, &mut self.depth) {
             depth.spend(spent_ms);
-            depth.note(drafted + 1, right + 1, ms);
+            depth.note(rows, right + 1, ms);
         }
     }
 
@@ -519,7 +520,9 @@ mod tests {
             }
             let draft = drafting.end().to_vec();
             let right = draft.iter().zip(&next).take_while(|(a, b)| a == b).count();
-            drafting.judge(draft.len() as u32, right as u32, false, Some(100.0 + 5.0 * draft.len() as f64));
+            let drafted = draft.len() as u32;
+            let took = (1 + drafted, 100.0 + 5.0 * f64::from(drafted));
+            drafting.judge(drafted, right as u32, false, Some(took));
             drafting.count(right as u32 + 1);
             text.extend_from_slice(&next[..=right]);
             steps += 1;
@@ -583,7 +586,7 @@ mod tests {
         }
         assert_eq!(drafting.end(), [6, 9]);
         assert!(!drafting.has_model(), "what has nothing to say is not asked again");
-        drafting.judge(2, 2, false, Some(1_000.0));
+        drafting.judge(2, 2, false, Some((3, 1_000.0)));
         let kinds: Vec<_> = drafting.tally().kinds().collect();
         assert_eq!(kinds, [(DraftedBy::Grammar, 1, 1), (DraftedBy::Model, 1, 1)]);
     }

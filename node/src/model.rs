@@ -211,8 +211,7 @@ impl Model {
     /// When it names a model that does not draft here.
     pub fn drafter_for(&self, draft: &Draft, attention: AttentionKind) -> Result<Option<&ModelDrafter>> {
         let Some(named) = draft.model() else {
-            let goes_back = self.executor.blueprint().goes_back() && attention.goes_back();
-            let takes = *draft == Draft::Auto && goes_back;
+            let takes = *draft == Draft::Auto && attention.goes_back();
             return Ok(self.drafter.as_ref().filter(|_| takes));
         };
         let meant = |drafter: &&ModelDrafter| named == drafter.name || named == model_name(&drafter.name);

@@ -1,8 +1,8 @@
 //! A model whose layers remember a state instead of positions, on real processes: its sessions fail over, are followed, are
 //! checked, and go back behind rejected drafts, and the tokens are those of one process.
 //!
-//! A state can only go back to a checkpoint (every 256 positions), so a rejected draft makes each stage say how far it still
-//! got, and the requester sends the rest again.
+//! A state can only go back to where its last pass began or to a checkpoint (every 256 positions), so a rejected draft makes each
+//! stage say how far it still got, and the requester sends the rest again.
 
 use std::{
     path::{Path, PathBuf},
@@ -79,6 +79,22 @@ fn alone(model: &str) -> Value {
 
 fn kill(pid: u64) {
     assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+/// What is drafted on one machine is right or goes back, and no token is another one. With `SHOAL_DRAFT` every draft is sent.
+#[test]
+fn drafts_on_one_machine_change_no_token() {
+    let folder = TempDir::new().unwrap();
+    for write in [model, mamba2] {
+        let path = write(folder.path());
+        let expected = alone(path.to_str().unwrap());
+        let run =
+            ["run", "--json", "--draft", "lookup", "--model", path.to_str().unwrap()].map(str::to_owned);
+        let line = Shoal::new().json_in(run.into_iter().chain(ask()), "", &[("SHOAL_DRAFT", "5:1")]);
+        assert_eq!(line["ids"], expected, "{line}");
+        let count = |what: &str| line["drafts"][what].as_u64().unwrap_or(0);
+        assert!(count("proposed") > count("right") && count("right") > 0, "{line}");
+    }
 }
 
 #[test]

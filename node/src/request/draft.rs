@@ -215,7 +215,7 @@ impl Drafts {
     pub(super) fn drawn(&mut self, step: Drawn) -> Vec<(LayerRange, NodeId)> {
         let Drawn { confirmed, drafted, right, stop, ms } = step;
         self.confirmed = confirmed;
-        self.drafting.judge(drafted, right, stop, ms);
+        self.drafting.judge(drafted, right, stop, ms.map(|ms| (1 + drafted, ms)));
         if ms.is_some() {
             self.drafting.count(right + 1);
         }

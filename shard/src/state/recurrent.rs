@@ -5,10 +5,13 @@
 //! not depend on chunks. Going back means going to one of them.
 //!
 //! ```text
-//! positions   0 ........ 256 ........ 512 ..... 600
-//! kept        x           x            x         x (now)
-//! rewind(590) -> 512      rewind(300) -> 256     rewind(600) -> 600
+//! positions   0 ........ 256 ........ 512 ..... 597 .. 600
+//! kept        x           x            x         x      x (now)
+//! rewind(590) -> 512      rewind(300) -> 256     rewind(599) -> 597
 //! ```
+//!
+//! A pass writes another vector than the one it reads, so the state before the last pass is there, too, until the next one
+//! begins: rows of a draft that were wrong cost the rows of that pass again, in the next one.
 //!
 //! A snapshot holds the state and the newest checkpoint before it, f32, little endian: what every session of that length has.
 //!
@@ -29,9 +32,11 @@ pub const KEPT: usize = 4;
 pub struct Recurrent {
     /// After the positions held.
     now: Vec<f32>,
-    /// After the rows of the pass under way.
+    /// After the rows of the pass under way; between passes what `now` was before the last one.
     next: Vec<f32>,
     len: usize,
+    /// The positions held before the last pass, while `next` is the state of there.
+    earlier: Option<usize>,
     /// Checkpoints below `len` or at it, ascending.
     kept: Vec<Checkpoint>,
     /// Those of the pass under way.
@@ -52,6 +57,7 @@ impl Recurrent {
             now: vec![0.0; width],
             next: vec![0.0; width],
             len: 0,
+            earlier: None,
             kept: Vec::with_capacity(2 * KEPT),
             made: Vec::with_capacity(2 * KEPT),
             spare: Vec::with_capacity(2 * KEPT),
@@ -74,6 +80,7 @@ impl Recurrent {
         mut update: impl FnMut(&[f32], &mut [f32], Range<usize>),
     ) {
         self.spare.extend(self.made.drain(..).map(|checkpoint| checkpoint.values));
+        self.earlier = None;
         if rows == 0 {
             self.next.copy_from_slice(&self.now);
         }
@@ -104,6 +111,17 @@ pub(crate) fn kind_of(width: usize) -> String {
     format!("recurrent f32 {width}, checkpoints every {CHECKPOINT}")
 }
 
+/// The last position at or before `to` of which there is a state: one of the checkpoints `kept`, where the last pass began, or the
+/// beginning.
+pub(crate) fn last_before(
+    to: usize,
+    earlier: Option<usize>,
+    kept: impl DoubleEndedIterator<Item = usize>,
+) -> usize {
+    let kept = kept.rev().find(|at| *at <= to);
+    kept.max(earlier.filter(|at| *at <= to)).unwrap_or(0)
+}
+
 /// The newest checkpoint before `len`, if a snapshot of that length has one besides the state.
 pub(crate) fn before(len: usize) -> Option<usize> {
     let at = len / CHECKPOINT * CHECKPOINT;
@@ -131,13 +149,17 @@ impl LayerState for Recurrent {
         if to == self.len {
             return to;
         }
-        self.kept.iter().rev().map(|checkpoint| checkpoint.at).find(|at| *at <= to).unwrap_or(0)
+        last_before(to, self.earlier, self.kept.iter().map(|checkpoint| checkpoint.at))
     }
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
         let copy =
             |checkpoint: &Checkpoint| Checkpoint { at: checkpoint.at, values: checkpoint.values.clone() };
         let mut shared = Self { now: self.now.clone(), len: self.len, ..Self::new(self.now.len()) };
+        if self.earlier == Some(to) {
+            shared.next.copy_from_slice(&self.next);
+            shared.earlier = self.earlier;
+        }
         shared.kept.extend(self.kept.iter().map(copy));
         shared.rewind(to);
         Some(Box::new(shared))
@@ -151,14 +173,17 @@ impl LayerState for Recurrent {
             self.spare.push(last.values);
         }
         match self.kept.last().filter(|checkpoint| checkpoint.at == to) {
+            _ if self.earlier == Some(to) => std::mem::swap(&mut self.now, &mut self.next),
             Some(checkpoint) => self.now.copy_from_slice(&checkpoint.values),
             None => self.now.fill(0.0),
         }
+        self.earlier = None;
         self.len = to;
     }
 
     fn advance(&mut self, len: usize) {
         std::mem::swap(&mut self.now, &mut self.next);
+        self.earlier = Some(self.len);
         self.len = len;
         self.kept.append(&mut self.made);
         while self.kept.len() > KEPT {
@@ -232,15 +257,18 @@ mod tests {
     }
 
     #[test]
-    fn going_back_keeps_the_last_checkpoint_and_says_so() {
+    fn going_back_keeps_the_last_checkpoint_or_pass_and_says_so() {
         for (len, to, kept) in [
             (600, 600, 600),
-            (600, 599, 512),
+            (600, 599, 592),
+            (600, 592, 592),
+            (600, 591, 512),
             (600, 512, 512),
             (600, 511, 256),
             (600, 3, 0),
-            (200, 199, 0),
-            (256, 255, 0),
+            (200, 199, 185),
+            (200, 184, 0),
+            (256, 255, 222),
             (257, 256, 256),
             (3000, 2500, 2304),
             (3000, 2000, 0),
@@ -262,9 +290,11 @@ mod tests {
             assert!(counted(700, chunk).snapshot().unwrap() == expected, "passes of {chunk}");
         }
         let mut state = counted(700, 64);
+        assert_eq!(state.checkpoint(699), 640);
         let recurrent: &mut Recurrent = state.layer_mut(0).unwrap();
         recurrent.pass(700, 100, |_, values, _| values.fill(9.0));
         assert!(state.snapshot().unwrap() == expected);
+        assert_eq!(state.checkpoint(699), 512, "what was before the last pass is written over");
         run(&mut state, 900, 64);
         assert!(state.snapshot().unwrap() == counted(900, 5).snapshot().unwrap());
     }
@@ -291,12 +321,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_state_goes_on_from_the_checkpoint_and_changes_nothing() {
+    fn a_shared_state_goes_on_from_where_it_can_and_changes_nothing() {
         let mut state = counted(600, 50);
-        let mut shared = state.share(590).unwrap();
-        assert_eq!((shared.len(), value(&mut shared)), (512, 512.0));
-        run(&mut shared, 900, 50);
-        assert!(shared.snapshot().unwrap() == counted(900, 64).snapshot().unwrap());
+        for (to, len) in [(590, 550), (549, 512)] {
+            let mut shared = state.share(to).unwrap();
+            assert_eq!((shared.len(), value(&mut shared)), (len, len as f32));
+            run(&mut shared, 900, 50);
+            assert!(shared.snapshot().unwrap() == counted(900, 64).snapshot().unwrap());
+        }
         assert!(state.snapshot().unwrap() == counted(600, 64).snapshot().unwrap());
         assert_eq!(state.share(600).unwrap().digest().unwrap(), state.digest().unwrap());
         assert_eq!((state.len(), value(&mut state)), (600, 600.0));

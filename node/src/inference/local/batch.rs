@@ -57,6 +57,7 @@ use super::shift;
 use crate::{
     Result,
     constrain::Constraint,
+    drafting::FEW_ROWS,
     model::{CHUNK_ROWS, Model, ModelDrafter},
     state_store::StateStore,
 };
@@ -407,7 +408,9 @@ impl<'m> Batch<'m> {
             }
             rows_left -= rows;
             logits_left -= wanted;
-            let room = rows_left.min(logits_left).min(self.model.ctx - session.ids.len());
+            // With a draft every row's logits are made, those of rows that come again among them.
+            let logits_room = logits_left.saturating_sub(rows - 1);
+            let room = rows_left.min(logits_room).min(self.model.ctx - session.ids.len());
             let drafted = session.draft(&self.model.tokenizer, alone, room, &mut self.drafter);
             prompt_rows -= if pending > 1 { rows } else { 0 };
             let start = session.state.len();
@@ -451,9 +454,10 @@ impl<'m> Batch<'m> {
                 session.finish(Finish::Length);
             } else if last {
                 // Computing much again, as behind a shift, is no pass to compare others with.
-                let began = (alone && session.state.len() - start <= 1 + MAX_DRAFT as usize).then_some(began);
+                let rows = session.state.len() - start;
+                let took = (alone && rows <= FEW_ROWS).then_some((rows, began));
                 let states = self.workspace.states(item);
-                session.steps(&self.model.tokenizer, (logits, states), &mut self.logits, began);
+                session.steps(&self.model.tokenizer, (logits, states), &mut self.logits, took);
             } else {
                 session.tell_prefill();
             }

@@ -191,17 +191,17 @@ impl Session {
     }
 
     /// Computes what of `history` is not, in several passes where a state went far back, and in the last one what is drafted
-    /// behind it; the logits of the last token and of the draft are there then.
-    fn catch_up(&mut self, model: &Model, history: &[u32], draft: &[u32]) -> Result<()> {
-        let most = self.workspace.capacity().rows.saturating_sub(draft.len()).max(1);
-        while history.len() - self.len() > most {
-            self.forward(model, &history[self.len()..][..most], Output::None)?;
-        }
-        if self.len() + 1 < history.len() {
-            self.forward(model, &history[self.len()..history.len() - 1], Output::None)?;
+    /// behind it; returns the rows of that one, whose last logits are those of the last token and of the draft.
+    fn catch_up(&mut self, model: &Model, history: &[u32], draft: &[u32]) -> Result<usize> {
+        let most = self.workspace.capacity().rows;
+        let with_logits = self.workspace.capacity().logit_rows - draft.len();
+        while history.len() - self.len() > with_logits {
+            let rows = most.min(history.len() - self.len() - 1);
+            self.forward(model, &history[self.len()..][..rows], Output::None)?;
         }
         let rows = [&history[self.len()..], draft].concat();
-        self.forward(model, &rows, Output::All)
+        self.forward(model, &rows, Output::All)?;
+        Ok(rows.len())
     }
 
     /// Forgets what was computed from position `to` on.
@@ -275,7 +275,7 @@ pub fn generate(
 
     let mut detokenizer = model.tokenizer.stream();
     let attention = session.state.kind().attention;
-    let mut drafting = Drafting::alone(&request.draft, model.executor.blueprint(), attention);
+    let mut drafting = Drafting::alone(&request.draft, attention);
     let drafter = model.drafter_for(&request.draft, attention)?;
     let mut draws = None;
     if let Some(drafter) = drafter {
@@ -327,12 +327,11 @@ pub fn generate(
         };
         let drafted = began.elapsed();
         let mut clock = Instant::now();
-        if answers {
-            session.catch_up(model, &history, &draft)?;
-        }
+        let rows = if answers { session.catch_up(model, &history, &draft)? } else { 1 };
+        let first = rows - 1 - draft.len();
         let (mut right, mut spent) = (0, Duration::ZERO);
         for row in 0..=draft.len() {
-            logits.copy_from_slice(&session.workspace.logits(0)[row * vocab..][..vocab]);
+            logits.copy_from_slice(&session.workspace.logits(0)[(first + row) * vocab..][..vocab]);
             let choice = sampler.sample(&mut logits, &history, history.len() as u64 + forgotten)?;
             spent += clock.elapsed();
             if stop_ids.contains(&choice.id) {
@@ -359,12 +358,13 @@ pub fn generate(
         }
         if foresees.is_some() {
             behind.clear();
-            let row = (history.len() - known).saturating_sub(1) * hidden;
+            let row = (first + (history.len() - known).saturating_sub(1)) * hidden;
             behind.extend_from_slice(session.workspace.states(0).get(row..row + hidden).unwrap_or_default());
         }
         session.go_back(known + right);
         if answers {
-            drafting.judge(draft.len() as u32, right as u32, end.is_some(), Some(spent.as_secs_f64() * 1e3));
+            let took = (rows as u32, spent.as_secs_f64() * 1e3);
+            drafting.judge(draft.len() as u32, right as u32, end.is_some(), Some(took));
             drafting.count((history.len() - known) as u32);
             summary.steps.push(drafted + spent);
         }

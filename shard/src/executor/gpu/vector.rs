@@ -36,8 +36,10 @@ pub(super) struct DeviceVector {
     len: usize,
     /// After the positions held; none before the first.
     now: Option<Arc<Page>>,
-    /// After the rows of the pass under way.
+    /// After the rows of the pass under way; between passes what `now` was before the last one.
     next: Option<Arc<Page>>,
+    /// The positions held before the last pass, while `next` is the state of there.
+    earlier: Option<usize>,
     /// Checkpoints at `len` and below, ascending.
     kept: Vec<Checkpoint>,
     /// Those of the pass under way.
@@ -69,7 +71,17 @@ pub(super) fn most_entries(rows: usize) -> usize {
 impl DeviceVector {
     /// No positions yet, in arena number `arena`.
     pub fn new(pool: Arc<Pool>, arena: usize, width: usize) -> Self {
-        Self { pool, arena, width, len: 0, now: None, next: None, kept: Vec::new(), made: Vec::new() }
+        Self {
+            pool,
+            arena,
+            width,
+            len: 0,
+            now: None,
+            next: None,
+            earlier: None,
+            kept: Vec::new(),
+            made: Vec::new(),
+        }
     }
 
     /// Makes pages for what the rows of `span` make.
@@ -78,6 +90,7 @@ impl DeviceVector {
     /// [`Error::Invalid`] without memory.
     pub fn prepare(&mut self, span: &Span, arenas: &mut [Arena]) -> Result<()> {
         self.made.clear();
+        self.earlier = None;
         if self.next.as_ref().is_none_or(|page| Arc::strong_count(page) > 1) {
             self.next = Some(self.page(arenas)?);
         }
@@ -132,12 +145,15 @@ impl LayerState for DeviceVector {
         if to == self.len {
             return to;
         }
-        self.kept.iter().rev().map(|checkpoint| checkpoint.at).find(|at| *at <= to).unwrap_or(0)
+        recurrent::last_before(to, self.earlier, self.kept.iter().map(|checkpoint| checkpoint.at))
     }
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
         let mut shared = Self::new(self.pool.clone(), self.arena, self.width);
         (shared.now, shared.len, shared.kept) = (self.now.clone(), self.len, self.kept.clone());
+        if self.earlier == Some(to) {
+            (shared.next, shared.earlier) = (self.next.clone(), self.earlier);
+        }
         shared.rewind(to);
         Some(Box::new(shared))
     }
@@ -152,12 +168,16 @@ impl LayerState for DeviceVector {
         }
         while self.kept.pop_if(|checkpoint| checkpoint.at > to).is_some() {}
         let here = self.kept.last().filter(|checkpoint| checkpoint.at == to);
-        self.now = here.map(|checkpoint| checkpoint.page.clone());
+        match self.earlier.take() == Some(to) {
+            true => std::mem::swap(&mut self.now, &mut self.next),
+            false => self.now = here.map(|checkpoint| checkpoint.page.clone()),
+        }
         self.len = to;
     }
 
     fn advance(&mut self, len: usize) {
         std::mem::swap(&mut self.now, &mut self.next);
+        self.earlier = Some(self.len);
         self.len = len;
         self.kept.append(&mut self.made);
         self.kept.drain(..self.kept.len().saturating_sub(KEPT));

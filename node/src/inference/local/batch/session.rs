@@ -19,7 +19,7 @@ use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named, shift};
 use crate::{
     Result,
     constrain::Constraint,
-    drafting::{Asking, Drafting, Foreseeing},
+    drafting::{Asking, Drafting, FEW_ROWS, Foreseeing},
     model::{Model, ModelDrafter},
 };
 
@@ -101,7 +101,7 @@ impl<'m> Session<'m> {
             parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
             tokens = Empty, ttft_ms = Empty
         );
-        let mut drafting = Drafting::alone(&ask.draft, blueprint, ask.kind.attention);
+        let mut drafting = Drafting::alone(&ask.draft, ask.kind.attention);
         let drafter = model.drafter_for(&ask.draft, ask.kind.attention)?;
         let drafter = drafter.and_then(|drafter| {
             let draws = DraftSampler::new(&*drafter.executor, &ask.sampling, ask.seed, blueprint.vocab);
@@ -155,7 +155,9 @@ impl<'m> Session<'m> {
         model: &mut Option<DraftModel>,
     ) -> usize {
         self.drafting.clear();
-        if !alone || self.extent.generated == 0 || self.pending() != 1 || !self.drafting.is_on() {
+        // Few rows come again behind a wrong draft, many behind a shift.
+        let few = self.pending() <= FEW_ROWS;
+        if !alone || self.extent.generated == 0 || !few || !self.drafting.is_on() {
             return 0;
         }
         let left = self.extent.room.saturating_sub(self.extent.generated + 1);
@@ -230,14 +232,14 @@ impl<'m> Session<'m> {
     }
 
     /// Chooses tokens from the last of `logits`, those of the last row known and of each drafted one (`[1 + drafted][vocab]`), as
-    /// long as the drafts agree with what is chosen. `row` is room for one of them. `began` is when the pass began, if this session had it
-    /// for itself.
+    /// long as the drafts agree with what is chosen. `row` is room for one of them. `took` is how many rows the pass had and when it
+    /// began, if this session had it for itself.
     pub(super) fn steps(
         &mut self,
         tokenizer: &Tokenizer,
         (logits, states): (&[f32], &[f32]),
         row: &mut [f32],
-        began: Option<Instant>,
+        took: Option<(usize, Instant)>,
     ) {
         let answers = self.extent.generated > 0;
         let draft = self.drafting.tokens().to_vec();
@@ -271,8 +273,8 @@ impl<'m> Session<'m> {
             );
         }
         if answers {
-            let ms = began.map(|began| began.elapsed().as_secs_f64() * 1e3);
-            self.drafting.judge(draft.len() as u32, right as u32, ends.is_some(), ms);
+            let took = took.map(|(rows, began)| (rows as u32, began.elapsed().as_secs_f64() * 1e3));
+            self.drafting.judge(draft.len() as u32, right as u32, ends.is_some(), took);
             self.drafting.count((self.ids.len() - known) as u32);
         }
         match (ends, self.extent.shifts_at) {
