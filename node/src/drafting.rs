@@ -21,8 +21,8 @@ use scheduler::{
 use shard::models::Blueprint;
 use shard::{
     draft::{
-        DraftHead, DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, HeadSampler, Lookup,
-        PRIORS, TRUSTS, forced,
+        DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, Lookup, PRIORS, StateDraft, TRUSTS,
+        forced,
     },
     executor::Executor,
 };
@@ -37,6 +37,8 @@ const MODEL_PRIOR: (f64, f64) = (0.5, 4.0);
 const HEAD_PRIOR: (f64, f64) = (0.5, 4.0);
 /// Bytes that a guess reads in a millisecond before one was measured.
 const READ_BYTES_PER_MS: f64 = 1e7;
+/// Tokens of an answer from which on a draft head that looks back sees the rows of the prompt.
+pub const READ_FOR: usize = 16;
 /// Most tokens that a draft head guesses at once: it was trained on half as many.
 const MOST_FORESEEN: usize = 8;
 /// Rows that a draft model computes this many times faster than tokens one after the other.
@@ -93,16 +95,6 @@ pub struct Asking<'a> {
     pub model: &'a mut DraftModel,
     /// As the answer's tokens are chosen.
     pub sampler: &'a mut DraftSampler,
-}
-
-/// The model's draft head in this process, and how it chooses for one answer.
-pub struct Foreseeing<'a> {
-    /// What guesses.
-    pub head: &'a DraftHead,
-    /// As the answer's tokens are chosen.
-    pub sampler: &'a mut HeadSampler,
-    /// The hidden state that the last token was chosen from.
-    pub state: &'a [f32],
 }
 
 /// What is known of the model's draft head.
@@ -196,6 +188,11 @@ impl Drafting {
         self.model = Some(Asked { odds, share, ms: None, spent_ms: 0.0, affords: true });
     }
 
+    /// Whether the model's draft head may draft.
+    pub fn takes_head(&self) -> bool {
+        self.takes_head
+    }
+
     /// The model has a draft head, which reads `bytes` for a guess.
     pub fn ask_head(&mut self, bytes: u64) {
         let odds = Odds::new(HEAD_PRIOR.0, HEAD_PRIOR.1);
@@ -222,13 +219,12 @@ impl Drafting {
     }
 
     /// Has the draft head of this process guess what follows `context`.
-    pub fn foresee_by(&mut self, context: &[u32], foreseeing: Foreseeing<'_>) {
+    pub fn foresee_by(&mut self, context: &[u32], head: &mut dyn StateDraft) {
         let (most, began) = (self.foresees(), Instant::now());
         if most == 0 {
             return self.foreseen([], 0.0);
         }
-        let Foreseeing { head, sampler, state } = foreseeing;
-        let said = head.guess(state, context, most, sampler);
+        let said = head.guess(context, most);
         let said =
             said.inspect_err(|error| tracing::warn!(%error, "the draft head failed")).unwrap_or_default();
         self.foreseen(said.iter().copied(), began.elapsed().as_secs_f64() * 1e3);

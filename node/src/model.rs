@@ -8,7 +8,7 @@ use std::{
 use api::choice::Draft;
 use scheduler::AttentionKind;
 use shard::{
-    draft::DraftHead,
+    draft::{DraftHead, MtpHead, StateDrafter},
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
     kernels::{Cores, Cpu, Inputs, Isa, panel_file::PanelFile, threads::Pool},
@@ -50,7 +50,7 @@ pub struct Model {
     /// The model that drafts for it, if one does.
     pub drafter: Option<ModelDrafter>,
     /// What guesses its next tokens from its hidden states, if something does.
-    pub draft_head: Option<DraftHead>,
+    pub draft_head: Option<Arc<dyn StateDrafter>>,
     /// The processors its threads are bound to, claimed for as long as it is there.
     _cores: Option<Cores>,
 }
@@ -139,7 +139,7 @@ impl Model {
     /// As for [`Self::load`] and [`writes`].
     pub fn load_confined(args: &EngineArgs) -> Result<Self> {
         without_head(args)?;
-        Self::load_drafted(args, None)
+        Self::load_drafted(args, &Draft::Off)
     }
 
     /// As [`Self::load_confined`], noting in `inputs` what its matrices are multiplied with.
@@ -158,12 +158,12 @@ impl Model {
         Ok(Self { _cores: prepared.cores, ..model })
     }
 
-    /// As [`Self::load_confined`], with the model that is called `drafter` to draft for it.
+    /// As [`Self::load_confined`], with what `draft` names to draft for it.
     ///
     /// # Errors
-    /// As for [`Self::load`] of both, and when their vocabularies differ.
-    pub fn load_drafted(args: &EngineArgs, drafter: Option<&str>) -> Result<Self> {
-        let prepared = Prepared::drafted(args, drafter)?;
+    /// As for [`Self::load`] of both models, and when their vocabularies differ.
+    pub fn load_drafted(args: &EngineArgs, draft: &Draft) -> Result<Self> {
+        let prepared = Prepared::drafted(args, draft.model())?;
         let _waiting = Waiting::start("loading the model");
         let device = prepared.device(args)?;
         let mut model = Self::of(prepared.located.as_ref(), args, device.clone())?;
@@ -171,7 +171,9 @@ impl Model {
         if let Some((name, located)) = &prepared.drafter {
             model.draft_with(name, located.as_ref(), &on_cpu(&device, || prepared.cpu(args))?)?;
         }
-        model.foresee_with(prepared.head.as_ref())?;
+        if draft.head() || prepared.head.is_some() {
+            model.foresee_with(prepared.head.as_ref())?;
+        }
         Ok(Self { _cores: prepared.cores, ..model })
     }
 
@@ -195,13 +197,22 @@ impl Model {
         Ok(())
     }
 
-    /// Has the draft head in a file that is open already guess next tokens, if there is one.
+    /// Has the draft head in a file that is open already guess next tokens, or else the model's own layer for that, if it has one and
+    /// the processor computes.
     ///
     /// # Errors
-    /// A usage error on a device that keeps no hidden states; those of [`DraftHead::load`].
+    /// A usage error for a file on a device that keeps no hidden states; those of [`DraftHead::load`] and [`MtpHead::load`].
     pub fn foresee_with(&mut self, located: Option<&Located>) -> Result<()> {
-        let head = located.map(|located| draft_head(located, &self.gguf, &self.tokenizer, &self.device));
-        self.draft_head = head.transpose()?;
+        self.draft_head = match (located, self.device.cpu()) {
+            (Some(located), _) => {
+                Some(Arc::new(draft_head(located, &self.gguf, &self.tokenizer, &self.device)?))
+            }
+            (None, Some(cpu)) => {
+                let own = MtpHead::load(&*self.executor, &self.gguf, cpu)?;
+                own.map(|own| Arc::new(own) as Arc<dyn StateDrafter>)
+            }
+            (None, None) => None,
+        };
         Ok(())
     }
 

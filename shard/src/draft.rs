@@ -8,23 +8,33 @@
 //! |---|---|---|
 //! | [`DraftedBy::Lookup`] | what followed the last time that the text ended so | [`Lookup`] |
 //! | [`DraftedBy::Grammar`] | what the form of the answer leaves no choice about | the process that knows the form |
-//! | [`DraftedBy::Head`] | what a small network makes of the model's own hidden state | [`DraftHead`] |
+//! | [`DraftedBy::Head`] | what a small network makes of the model's own hidden state | [`StateDrafter`]: [`DraftHead`], [`MtpHead`] |
 //! | [`DraftedBy::Model`] | what a smaller model of the same vocabulary would say | [`DraftModel`] |
 //!
 //! How sure a guess is depends on its kind and on how far the text agrees with the place it was found at ([`Guess::trust`]);
 //! how often guesses of a trust are right is measured while the answer runs, and how many are worth their rows is
 //! `scheduler::depth`'s to say.
 
+use std::sync::Arc;
+
+use crate::{
+    Result,
+    kernels::math,
+    sample::{Sampler, SamplingParams},
+};
+
 mod head;
 mod lookup;
 mod model;
+mod mtp;
 mod samples;
 mod train;
 
 pub use self::{
-    head::{ARCHITECTURE as HEAD_ARCHITECTURE, DraftHead, HeadParts, HeadSampler},
+    head::{ARCHITECTURE as HEAD_ARCHITECTURE, DraftHead, HeadParts},
     lookup::Lookup,
     model::{DraftModel, DraftSampler, DraftToken},
+    mtp::MtpHead,
     samples::Samples,
     train::{DEPTH, Judged, Trainer, Training},
 };
@@ -36,7 +46,7 @@ pub enum DraftedBy {
     Lookup,
     /// The form of the answer.
     Grammar,
-    /// [`DraftHead`].
+    /// [`StateDrafter`].
     Head,
     /// [`DraftModel`].
     Model,
@@ -107,6 +117,51 @@ pub trait Drafter: Send {
     /// At most `k` tokens that may follow `text`, the prompt and what was said so far, in their order. Any beginning of them
     /// may be right.
     fn propose(&mut self, text: &[u32], k: usize) -> Vec<Guess>;
+}
+
+/// Guesses from the hidden states of the model that it drafts for: weights alone, so that all sessions of the model share it.
+pub trait StateDrafter: Send + Sync {
+    /// Bytes that are read for a guess.
+    fn bytes(&self) -> usize;
+
+    /// Whether it guesses better where it saw the rows of the prompt ([`StateDraft::see`]), and not the last one alone.
+    fn looks_back(&self) -> bool;
+
+    /// What it knows of an answer that is drawn with these parameters and seed: it chooses as the model will.
+    ///
+    /// # Errors
+    /// Those of [`Sampler::new`]; what the device says without memory.
+    fn session(self: Arc<Self>, params: &SamplingParams, seed: u64) -> Result<Box<dyn StateDraft>>;
+}
+
+/// What a [`StateDrafter`] knows of one answer.
+pub trait StateDraft: Send {
+    /// Bytes that it remembers.
+    fn bytes(&self) -> usize;
+
+    /// The model computed the rows of `text` from position `from` on, whose hidden states in front of the head are `states`,
+    /// `[n][hidden]`: those seen before from there on are forgotten. Every row but the last is followed by a token of `text`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for rows beyond the text or of another width.
+    fn see(&mut self, from: usize, states: &[f32], text: &[u32]) -> Result<()>;
+
+    /// At most `most` tokens that may follow `text`; none where the state that its last token was chosen from was not seen.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for a token beyond the vocabulary and states that are not finite.
+    fn guess(&mut self, text: &[u32], most: usize) -> Result<&[DraftToken]>;
+}
+
+/// What follows `text`, and how likely `sampler` finds that.
+fn said(sampler: &mut Sampler, logits: &mut [f32], text: &[u32]) -> Result<DraftToken> {
+    let choice = sampler.sample(logits, text, text.len() as u64)?;
+    Ok(DraftToken { token: choice.id, chance: chance(choice.logprob) })
+}
+
+/// A probability, 0 where it was not asked for.
+fn chance(logprob: Option<f32>) -> f32 {
+    logprob.map_or(0.0, |logprob| math::exp(f64::from(logprob)).min(1.0) as f32)
 }
 
 impl Drafter for Lookup {

@@ -129,6 +129,26 @@ fn drafts_alone_change_no_token() {
     assert_eq!(drafted["reused_tokens"], plain["reused_tokens"]);
 }
 
+/// The layer that a model has for it, without being asked: its weights are random, so most of its guesses are wrong, and no token
+/// is another one.
+#[test]
+fn the_layer_of_the_model_itself_changes_no_token() {
+    let model = data("mtp/qwen35.gguf");
+    let run = |draft: &str, more: &[&str]| {
+        let args = ["run", "--json", "--raw", "-n", "40", "--model", model.to_str().unwrap(), "--draft", draft];
+        Shoal::new().json_in([&args, more, &[REPEATS]].concat(), "", &[("SHOAL_DRAFT", "5:1")])
+    };
+    for more in [&[][..], &["--temperature", "0.8", "--top-p", "0.95", "--seed", "7", "--logprobs", "2"]] {
+        let plain = run("off", more);
+        for (draft, by) in [("head", json!(["head"])), ("auto", json!(["lookup", "head"]))] {
+            let drafted = run(draft, more);
+            assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
+            assert_eq!(drafted["drafts"]["by"], by, "{drafted}");
+            assert!(drafted["drafts"]["proposed"].as_u64() > Some(20), "{drafted}");
+        }
+    }
+}
+
 /// A model of random weights that has the embedded model's vocabulary, or another one.
 fn draft_model(folder: &Path, speaks: bool) -> PathBuf {
     let path = folder.join(if speaks { "babbles.gguf" } else { "other.gguf" });

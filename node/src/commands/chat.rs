@@ -74,7 +74,7 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
         None => {
             output::catch_interrupt()?;
             obtain_model(&mut args.answer, args.json)?;
-            model = Model::load_drafted(&args.answer.engine, args.answer.sampling.draft.model())?;
+            model = Model::load_drafted(&args.answer.engine, &args.answer.sampling.draft)?;
             if lines.interactive() {
                 eprintln!(
                     "{} is ready, {} tokens of context. /help lists the commands.",

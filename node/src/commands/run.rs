@@ -39,7 +39,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
     output::catch_interrupt()?;
     obtain_model(&mut args.answer, args.json)?;
     let started = Instant::now();
-    let model = Model::load_drafted(&args.answer.engine, args.answer.sampling.draft.model())?;
+    let model = Model::load_drafted(&args.answer.engine, &args.answer.sampling.draft)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let mut session = session(&model, &args.answer)?;
     let ids = if args.raw {

@@ -291,10 +291,10 @@ impl<'m> Batcher<'m> {
                     .ok_or_else(|| Error::usage("the session does not conduct here"))
                     .and_then(|conductor| {
                         let mut chosen = conductor.choose_all(&mut self.logits, position, draft)?;
-                        let row = chosen.len().saturating_sub(1) * width;
-                        let state = workspace.states(index).get(row..row + width);
-                        if let (Some(state), Some(last)) = (state, chosen.last_mut()) {
-                            last.foreseen = conductor.foresee(state, job.run.foresee.into())?;
+                        let states = workspace.states(index).get(..chosen.len() * width);
+                        if let (Some(states), Some(last)) = (states, chosen.last_mut()) {
+                            let from = position - 1;
+                            last.foreseen = conductor.foresee((from, states), job.run.foresee.into())?;
                         }
                         let prompt = conductor.prompt(&chosen);
                         let payload =

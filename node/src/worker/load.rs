@@ -13,7 +13,7 @@ use blake3::Hasher;
 use scheduler::{CacheType, ExpertRange, LayerRange, LayerSet, ModelId, SessionKind, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
-    draft::DraftHead,
+    draft::StateDrafter,
     executor::{self, Capacity, Class, Device, DeviceName, Ends, Executor, Options, Workspace},
     gguf::Gguf,
     golden,
@@ -72,7 +72,7 @@ pub(super) struct Loaded {
     /// Where experts of its layers are that are not here.
     pub(super) experts: Lacking,
     /// What guesses its next tokens, where the end of the model is here.
-    pub(super) draft_head: Option<DraftHead>,
+    pub(super) draft_head: Option<Arc<dyn StateDrafter>>,
     template: Result<Option<Template>, String>,
     /// What is made of texts that are not answered.
     pub(super) pooling: PoolingTasks,
@@ -134,7 +134,8 @@ impl Loaded {
             (Some(file), Some((path, bytes)), Ok(tokenizer)) if ends => {
                 let located =
                     Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new(), panels: None };
-                Some(model::draft_head(&located, &gguf, tokenizer, &device)?)
+                let head = model::draft_head(&located, &gguf, tokenizer, &device)?;
+                Some(Arc::new(head) as Arc<dyn StateDrafter>)
             }
             _ => None,
         };

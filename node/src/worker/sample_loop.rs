@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use scheduler::session::MAX_DRAFT;
 use shard::{
-    draft::HeadSampler,
+    draft::StateDraft,
     executor::Executor,
     sample::{Sampler, SamplingParams},
     stop::StopStrings,
@@ -29,7 +29,7 @@ pub(super) struct SampleLoop<'m> {
     tokenizer: &'m Tokenizer,
     sampler: Sampler,
     /// As the tokens are chosen, for the model's draft head.
-    head: Option<HeadSampler>,
+    head: Option<Box<dyn StateDraft>>,
     history: Vec<u32>,
     prompt: usize,
     stop: Vec<String>,
@@ -68,7 +68,7 @@ impl<'m> SampleLoop<'m> {
         let pooling =
             conduct.pooling.map(|task| PromptPooling::new(&model.pooling, task, what)).transpose()?;
         let params = SamplingParams::from(conduct.sampling);
-        let head = model.draft_head.as_ref().map(|head| head.sampler(&params, conduct.seed)).transpose()?;
+        let head = model.draft_head.clone().map(|head| head.session(&params, conduct.seed)).transpose()?;
         let mut conductor = Self {
             model,
             echo,
@@ -277,19 +277,18 @@ impl<'m> SampleLoop<'m> {
         Ok(chosen)
     }
 
-    /// What the model's draft head guesses to follow the last token, which was chosen from the hidden state `state`: `most` tokens.
+    /// What the model's draft head guesses to follow the last token, `most` tokens; the hidden states behind the tokens from position
+    /// `from` on, of which the last one led to it, are `states`.
     ///
     /// # Errors
     /// Those of the engine.
-    pub(super) fn foresee(&mut self, state: &[f32], most: usize) -> Result<Foreseen> {
-        let (Some(head), Some(sampler)) = (&self.model.draft_head, &mut self.head) else {
+    pub(super) fn foresee(&mut self, (from, states): (usize, &[f32]), most: usize) -> Result<Foreseen> {
+        let Some(head) = self.head.as_mut().filter(|_| most > 0 && !self.ended) else {
             return Ok(Foreseen::default());
         };
-        if most == 0 || self.ended {
-            return Ok(Foreseen::default());
-        }
         let began = Instant::now();
-        let said = head.guess(state, &self.history, most.min(MAX_DRAFT as usize), sampler)?;
+        head.see(from, states, &self.history)?;
+        let said = head.guess(&self.history, most.min(MAX_DRAFT as usize))?;
         let guesses = said.iter().map(|said| (said.token, said.chance)).collect();
         Ok(Foreseen { guesses, us: began.elapsed().as_micros() as u32 })
     }

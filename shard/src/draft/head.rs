@@ -18,11 +18,11 @@
 
 use std::sync::Arc;
 
-use super::DraftToken;
+use super::{DraftToken, StateDraft, StateDrafter, chance};
 use crate::{
     Error, Result,
     gguf::{Gguf, Tensor, Writer},
-    kernels::{Activations, Cpu, Matrix, Target, math},
+    kernels::{Activations, Cpu, Matrix, Target},
     quant::{F32, Format, Q8_0},
     sample::{Sampler, SamplingParams},
 };
@@ -201,17 +201,18 @@ impl DraftHead {
             tokens,
         })
     }
+}
 
-    /// Bytes that are read for a guess.
-    pub fn bytes(&self) -> usize {
+impl StateDrafter for DraftHead {
+    fn bytes(&self) -> usize {
         [&self.gate_up, &self.down, &self.out].iter().map(|matrix| matrix.resident_bytes()).sum()
     }
 
-    /// What chooses for an answer that is drawn with these parameters and seed.
-    ///
-    /// # Errors
-    /// Those of [`Sampler::new`].
-    pub fn sampler(&self, params: &SamplingParams, seed: u64) -> Result<HeadSampler> {
+    fn looks_back(&self) -> bool {
+        false
+    }
+
+    fn session(self: Arc<Self>, params: &SamplingParams, seed: u64) -> Result<Box<dyn StateDraft>> {
         let mut params = SamplingParams { logprobs: true, top_logprobs: 0, ..params.clone() };
         params.logit_bias.retain_mut(|(id, _)| match self.tokens.binary_search(id) {
             Ok(place) => {
@@ -221,85 +222,104 @@ impl DraftHead {
             Err(_) => false,
         });
         let sampler = Sampler::new(params, seed, self.tokens.len())?;
-        Ok(HeadSampler { sampler, seen: Vec::new(), scratch: Scratch::default(), said: Vec::new() })
+        Ok(Box::new(HeadDraft {
+            sampler,
+            seen: Vec::new(),
+            state: Vec::new(),
+            behind: 0,
+            scratch: Scratch::default(),
+            said: Vec::new(),
+            head: self,
+        }))
+    }
+}
+
+/// What a draft head knows of one answer: the newest hidden state. It chooses as its model will, with the same parameters, seed and
+/// position, among the tokens that it knows.
+struct HeadDraft {
+    head: Arc<DraftHead>,
+    sampler: Sampler,
+    /// The tokens of the text that count for penalties, by their place among those of the head.
+    seen: Vec<u32>,
+    /// The newest state, and the position behind its row.
+    state: Vec<f32>,
+    behind: usize,
+    scratch: Scratch,
+    said: Vec<DraftToken>,
+}
+
+impl StateDraft for HeadDraft {
+    fn bytes(&self) -> usize {
+        self.state.len() * size_of::<f32>()
     }
 
-    /// At most `most` tokens that may follow `text`, whose last token was chosen from `state`, one row; `sampler` chooses as the model
-    /// will.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a row of another width, an empty text and a token beyond the vocabulary.
-    pub fn guess<'s>(
-        &self,
-        state: &[f32],
-        text: &[u32],
-        most: usize,
-        sampler: &'s mut HeadSampler,
-    ) -> Result<&'s [DraftToken]> {
-        sampler.said.clear();
-        let hidden = self.hidden;
-        if state.len() != hidden || text.is_empty() {
-            return Err(Error::invalid("no state to draft behind"));
+    fn see(&mut self, from: usize, states: &[f32], _text: &[u32]) -> Result<()> {
+        let hidden = self.head.hidden;
+        let last = states.len().checked_sub(hidden).filter(|_| states.len().is_multiple_of(hidden));
+        let last = last.ok_or_else(|| Error::invalid("states of another width"))?;
+        self.state.clear();
+        self.state.extend_from_slice(&states[last..]);
+        self.behind = from + states.len() / hidden;
+        Ok(())
+    }
+
+    fn guess(&mut self, text: &[u32], most: usize) -> Result<&[DraftToken]> {
+        self.said.clear();
+        if self.state.is_empty() || self.behind + 1 != text.len() {
+            return Ok(&self.said);
         }
-        let Self { cpu, columns: [states, tokens], .. } = self;
-        let table = self.model.require("token_embd.weight")?;
-        let mut scratch = std::mem::take(&mut sampler.scratch);
+        let head = self.head.clone();
+        let DraftHead { cpu, columns: [states, tokens], hidden, .. } = &*head;
+        let table = head.model.require("token_embd.weight")?;
+        let mut scratch = std::mem::take(&mut self.scratch);
         let Scratch { activations, input, gate_up, made, logits, text: known } = &mut scratch;
         known.clear();
         known.extend_from_slice(text);
         input.resize(2 * hidden, 0.0);
-        input[..hidden].copy_from_slice(state);
-        states.even(&mut input[..hidden]);
+        input[..*hidden].copy_from_slice(&self.state);
+        states.even(&mut input[..*hidden]);
         for _ in 0..most {
             let last = known.last().map_or(usize::MAX, |id| *id as usize);
             if last >= table.rows() {
                 return Err(Error::invalid("a token beyond the vocabulary"));
             }
-            let (state, embedding) = input.split_at_mut(hidden);
+            let (state, embedding) = input.split_at_mut(*hidden);
             (table.format.dequantize)(table.row(last), embedding);
             tokens.even(embedding);
-            gate_up.resize(self.gate_up.rows(), 0.0);
+            gate_up.resize(head.gate_up.rows(), 0.0);
             let mut target = |x: &[f32], matrix: &Matrix, out: &mut Vec<f32>| {
                 out.resize(matrix.rows(), 0.0);
                 cpu.matmul(x, 1, activations, &mut [Target { matrix, out }]);
             };
             let row = [&*state, &*embedding].concat();
-            target(&row, &self.gate_up, gate_up);
-            let (gate, up) = gate_up.split_at_mut(self.down.cols());
+            target(&row, &head.gate_up, gate_up);
+            let (gate, up) = gate_up.split_at_mut(head.down.cols());
             cpu.silu_mul(gate, up);
-            target(gate, &self.down, made);
+            target(gate, &head.down, made);
             cpu.add(state, made);
             made.copy_from_slice(state);
             states.uneven(made);
-            target(made, &self.out, logits);
-            let said = sampler.choose(&self.tokens, logits, known)?;
-            known.push(said.token);
-            sampler.said.push(said);
+            target(made, &head.out, logits);
+            let guess = self.choose(logits, known)?;
+            known.push(guess.token);
+            self.said.push(guess);
         }
-        sampler.scratch = scratch;
-        Ok(&sampler.said)
+        self.scratch = scratch;
+        Ok(&self.said)
     }
 }
 
-/// How a draft head chooses: as its model will, with the same parameters, seed and position, among the tokens that it knows.
-pub struct HeadSampler {
-    sampler: Sampler,
-    /// The tokens of the text that count for penalties, by their place among those of the head.
-    seen: Vec<u32>,
-    scratch: Scratch,
-    said: Vec<DraftToken>,
-}
-
-impl HeadSampler {
-    /// What follows `known`, of `tokens` with these `logits`.
-    fn choose(&mut self, tokens: &[u32], logits: &mut [f32], known: &[u32]) -> Result<DraftToken> {
+impl HeadDraft {
+    /// What follows `known`, as these `logits` of the head's tokens say.
+    fn choose(&mut self, logits: &mut [f32], known: &[u32]) -> Result<DraftToken> {
+        let tokens = &self.head.tokens;
         let window = self.sampler.params().penalty_window;
         self.seen.clear();
         let places =
             known[known.len().saturating_sub(window)..].iter().filter_map(|id| tokens.binary_search(id).ok());
         self.seen.extend(places.map(|place| place as u32));
         let choice = self.sampler.sample(logits, &self.seen, known.len() as u64)?;
-        let chance = choice.logprob.map_or(0.0, |logprob| math::exp(f64::from(logprob)).min(1.0) as f32);
+        let chance = chance(choice.logprob);
         Ok(DraftToken { token: tokens[choice.id as usize], chance })
     }
 }

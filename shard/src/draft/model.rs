@@ -8,6 +8,7 @@
 //! Limits: one text; as many positions as the executor's context; nothing is allocated for a token of a text that grows within what
 //! was reserved.
 
+use super::said;
 use crate::{
     Error, Result,
     executor::{Capacity, Executor, Input, Item, Output, Workspace},
@@ -125,13 +126,9 @@ impl DraftModel {
         self.read(executor, text)?;
         let DraftSampler { sampler, logits } = sampler;
         let shared = logits.len();
-        let said = self.workspace.logits(0).get(..shared);
-        logits.copy_from_slice(said.ok_or_else(|| Error::invalid("logits of another vocabulary"))?);
-        let choice = sampler.sample(logits, text, text.len() as u64)?;
-        let chance = choice
-            .logprob
-            .map_or(0.0, |logprob| crate::kernels::math::exp(f64::from(logprob)).min(1.0) as f32);
-        Ok(Some(DraftToken { token: choice.id, chance }))
+        let computed = self.workspace.logits(0).get(..shared);
+        logits.copy_from_slice(computed.ok_or_else(|| Error::invalid("logits of another vocabulary"))?);
+        said(sampler, logits, text).map(Some)
     }
 }
 

@@ -50,11 +50,14 @@ mod split;
 mod tags;
 mod workspace;
 
+use std::sync::Arc;
+
 use scheduler::{CacheType, LayerRange, SessionKind};
 
 pub use crate::gguf::Ends;
 use crate::{
     Error, Result,
+    gguf::Gguf,
     models::Blueprint,
     round::Rounding,
     state::{Evicting, SessionState},
@@ -230,6 +233,15 @@ pub trait Executor: Send + Sync {
     /// row of another width; [`Error::Invalid`] for a score that is not finite.
     fn rank(&self, _state: &[f32]) -> Result<f32> {
         Err(not_ranked())
+    }
+
+    /// The layer behind the last that predicts one token further ([`crate::models::Ahead`]), by itself, with a norm of its own in front
+    /// of this executor's head; `gguf` is the model's file. `None` for a model without one, and where it is not computed.
+    ///
+    /// # Errors
+    /// Those of a damaged file.
+    fn next_token_layer(&self, _gguf: &Arc<Gguf>) -> Result<Option<Box<dyn Executor>>> {
+        Ok(None)
     }
 
     /// What an empty session of `kind`, which the executor computes, remembers in layer `layer` of the model, which is held.

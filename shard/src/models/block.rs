@@ -63,6 +63,15 @@ impl Block {
         self.add("attn_norm.weight", &[hidden]).add("post_attention_norm.weight", &[hidden])
     }
 
+    /// What joins a hidden state and the embedding of the token behind it in front of the layer, and the norm behind the layer.
+    pub fn next_token(self) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("nextn.enorm.weight", &[hidden])
+            .add("nextn.hnorm.weight", &[hidden])
+            .add("nextn.eh_proj.weight", &[2 * hidden, hidden])
+            .add("nextn.shared_head_norm.weight", &[hidden])
+    }
+
     /// One norm before both sublayers, which run side by side.
     pub fn norm_before_both(mut self, bias: Bias) -> Self {
         let hidden = self.sizes.hidden;

@@ -46,12 +46,21 @@ pub struct Blueprint {
     pub layers: Vec<Layer>,
     /// The vocabulary head.
     pub head: Head,
-    /// Layers that the file holds after those and a pass does not run: they predict tokens further ahead.
-    pub unused_layers: usize,
+    /// What the file holds behind those, which a pass does not run.
+    pub ahead: Ahead,
     /// What each layer reads of a token beside the residual row, if layers do (gemma3n, gemma4 E4B).
     pub per_layer: Option<PerLayer>,
     /// The tensors outside layers; no other may exist in the file.
     pub tensors: Vec<Rule>,
+}
+
+/// Layers that predict tokens further ahead.
+#[derive(Clone, Debug, Default)]
+pub struct Ahead {
+    /// How many.
+    pub layers: usize,
+    /// The first of them, where the family says how it runs and the file has all of it ([`crate::draft::MtpHead`]).
+    pub first: Option<Box<Layer>>,
 }
 
 /// What layers read of a token itself, and what of the residual rows they compute.

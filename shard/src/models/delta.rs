@@ -4,7 +4,8 @@
 //! rotation of the first part of each head; the others are gated delta nets (see [`crate::kernels::delta`]). The norm in front of
 //! the feed-forward network is named after attention, behind which it stands. Norm weights are those that multiply: the
 //! converter has added the one that the checkpoints leave out. Position sections for images collapse to plain positions in a
-//! text. Layers that predict tokens further ahead are left out of a pass.
+//! text. Layers that predict tokens further ahead are left out of a pass; the first of them is softmax attention, too
+//! ([`crate::draft::MtpHead`]).
 
 use super::{
     Blueprint, FeedForward, NormKind, Softmax,
@@ -61,7 +62,12 @@ pub(super) fn read(
             false => network(block.attention_gated().head_norms()).layer(attention, feed_forward),
         }
     });
-    Ok(reader.assemble(sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))
+    let mut blueprint = reader.assemble(sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
+    if blueprint.ahead.layers > 0 {
+        let block = Block::new(sizes).norms_around_attention().attention_gated().head_norms().next_token();
+        blueprint.ahead.first = Some(Box::new(network(block).layer(attention, feed_forward)));
+    }
+    Ok(blueprint)
 }
 
 /// Experts in every layer, renormalized, and a gated shared one.

@@ -66,7 +66,7 @@ mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups,
+    ATTENTION_NORM, Activation, Ahead, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups,
     LAYER_SCALE, Latent, Layer, Norm, NormKind, PerLayer, Recurrence, Router, ShortConv, Softmax,
     Temperature,
 };
@@ -360,10 +360,12 @@ impl Blueprint {
             return Err(Error::unsupported(format!("architecture {name}")));
         };
         let reader = Reader::new(gguf, architecture.name);
-        let blueprint = (architecture.read)(&reader)?;
+        let mut blueprint = (architecture.read)(&reader)?;
         reader.refuse_unread(blueprint.context)?;
         let layers: Vec<&[Rule]> = blueprint.layers.iter().map(|layer| &*layer.tensors).collect();
-        tensors::check(gguf, &blueprint.tensors, &layers, blueprint.unused_layers)?;
+        tensors::check(gguf, &blueprint.tensors, &layers, blueprint.ahead.layers)?;
+        let index = blueprint.layers.len();
+        blueprint.ahead.first.take_if(|layer| !tensors::are(gguf, &layer.tensors, index));
         Ok(blueprint)
     }
 }

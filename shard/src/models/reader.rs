@@ -3,8 +3,8 @@
 use std::{cell::RefCell, collections::BTreeSet};
 
 use super::{
-    Attention, Blueprint, Embedding, Experts, Groups, HEAD_NORM, Head, Latent, Layer, Norm, NormKind, Rope,
-    Router, Rule, Scaling, Softmax, limits,
+    Ahead, Attention, Blueprint, Embedding, Experts, Groups, HEAD_NORM, Head, Latent, Layer, Norm, NormKind,
+    Rope, Router, Rule, Scaling, Softmax, limits,
 };
 use crate::{
     Error, Result,
@@ -537,7 +537,7 @@ impl<'g> Reader<'g> {
                 scale: 1.0,
                 softcap: None,
             },
-            unused_layers: sizes.unused_layers,
+            ahead: Ahead { layers: sizes.unused_layers, first: None },
             per_layer: None,
             tensors,
         }

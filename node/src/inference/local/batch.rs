@@ -388,10 +388,14 @@ impl<'m> Batch<'m> {
         let mut items = Vec::new();
         // With how many of the largest logits all of them are content.
         let mut top = Some(0);
+        // Whether the states of a prompt's rows are wanted.
+        let mut shows = false;
         for (index, session) in self.sessions.iter_mut().enumerate() {
             let pending = session.pending();
             let scored = session.job.ask.is_scored();
             let most = if pending > 1 { rows_left.min(prompt_rows) } else { rows_left };
+            shows = alone && session.shows_prompt();
+            let most = if shows { most.min(pending - 1) } else { most };
             let rows = pending.min(most).min(if scored { logits_left } else { most });
             let last = rows == pending;
             let wanted = if scored { rows } else { usize::from(last) };
@@ -419,6 +423,7 @@ impl<'m> Batch<'m> {
                 state: &mut session.state,
                 input: Input::Tokens(&session.ids[start..start + rows + drafted]),
                 output: match wanted {
+                    0 if shows => Output::All,
                     0 => Output::None,
                     _ if scored || drafted > 0 => Output::All,
                     _ => Output::Last,
@@ -432,7 +437,7 @@ impl<'m> Batch<'m> {
         // What drafts took is counted by itself.
         let began = Instant::now();
         let (executor, top) = (&self.model.executor, top.unwrap_or(0));
-        let pass = Pass { layers: executor.range(), rounding: &Rounding::NONE, states: false, top };
+        let pass = Pass { layers: executor.range(), rounding: &Rounding::NONE, states: shows, top };
         let outcome = executor.pass(&mut self.workspace, pass, &mut items);
         let vocab = executor.blueprint().vocab;
         drop(items);
@@ -459,6 +464,9 @@ impl<'m> Batch<'m> {
                 let states = self.workspace.states(item);
                 session.steps(&self.model.tokenizer, (logits, states), &mut self.logits, took);
             } else {
+                if shows {
+                    session.see_prompt(start, self.workspace.states(item));
+                }
                 session.tell_prefill();
             }
         }

@@ -75,7 +75,12 @@ impl Alone {
     /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
         let name = model_name(&args.model);
-        Self::of(move || Model::load(&args), name, kv_bytes, None)
+        let load = move || {
+            let mut model = Model::load(&args)?;
+            model.foresee_with(None)?;
+            Ok(model)
+        };
+        Self::of(load, name, kv_bytes, None)
     }
 
     /// As [`Self::start`], with a model that is loaded by `load` and called `name`, and where states of ended sessions lie on disk.

@@ -17,8 +17,8 @@ use std::{
 use api::choice::Draft;
 use scheduler::{SessionKind, session::MAX_DRAFT};
 use shard::{
-    draft::{DraftModel, DraftSampler},
-    executor::{Input, Item, Output, Workspace},
+    draft::{DraftModel, DraftSampler, StateDraft},
+    executor::{Input, Item, Output, Pass, Workspace},
     round::Rounding,
     sample::{Logprob, Sampler, SamplingParams},
     state::SessionState,
@@ -28,7 +28,7 @@ use shard::{
 use super::shift;
 use crate::{
     Error, Result,
-    drafting::{Asking, Drafting, Foreseeing, Tally},
+    drafting::{Asking, Drafting, READ_FOR, Tally},
     model::Model,
 };
 
@@ -210,6 +210,18 @@ impl Session {
         self.ids.truncate(kept);
     }
 
+    /// Computes the next rows of `text` but for its last one; `head` sees the states behind them.
+    fn forward_seen(&mut self, model: &Model, text: &[u32], head: &mut dyn StateDraft) -> Result<()> {
+        let from = self.len();
+        let ids = &text[from..(text.len() - 1).min(from + self.workspace.capacity().rows)];
+        let mut items = [Item { state: &mut self.state, input: Input::Tokens(ids), output: Output::All }];
+        let (layers, rounding) = (model.executor.range(), &self.rounding);
+        let pass = Pass { layers, rounding, states: true, top: 0 };
+        model.executor.pass(&mut self.workspace, pass, &mut items)?;
+        self.ids.extend_from_slice(ids);
+        Ok(head.see(from, self.workspace.states(0), text)?)
+    }
+
     fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
         let item = Item { state: &mut self.state, input: Input::Tokens(ids), output };
         model.executor.run(&mut self.workspace, model.executor.range(), &self.rounding, &mut [item])?;
@@ -258,14 +270,27 @@ pub fn generate(
     session.state.reserve(prompt.len().saturating_add(room).min(model.ctx))?;
 
     let started = Instant::now();
-    let fresh = &prompt[reused_tokens..];
-    let chunk_rows = session.workspace.capacity().rows;
-    let mut done = 0;
-    for chunk in fresh.chunks(chunk_rows) {
-        let last = done + chunk.len() == fresh.len();
-        session.forward(model, chunk, if last { Output::Last } else { Output::None })?;
-        done += chunk.len();
-        if on_event(Event::Prefill { done, total: fresh.len() }).is_break() {
+    let attention = session.state.kind().attention;
+    let mut drafting = Drafting::alone(&request.draft, attention);
+    let drafter = model.draft_head.clone().filter(|_| drafting.takes_head());
+    let looks_back = drafter.as_ref().is_some_and(|head| head.looks_back()) && room >= READ_FOR;
+    let head = drafter.map(|head| {
+        drafting.ask_head(head.bytes() as u64);
+        head.session(&request.sampling, request.seed)
+    });
+    let mut head = head.transpose()?;
+    while session.len() < prompt.len() {
+        let left = prompt.len() - session.len();
+        match &mut head {
+            Some(head) if looks_back && left > 1 => session.forward_seen(model, prompt, &mut **head)?,
+            _ => {
+                let rows = left.min(session.workspace.capacity().rows);
+                let output = if rows == left { Output::Last } else { Output::None };
+                session.forward(model, &prompt[session.len()..][..rows], output)?;
+            }
+        }
+        let (done, total) = (session.len() - reused_tokens, prompt.len() - reused_tokens);
+        if on_event(Event::Prefill { done, total }).is_break() {
             summary.finish = Finish::Cancelled;
             summary.prefill = started.elapsed();
             return Ok(summary);
@@ -274,8 +299,6 @@ pub fn generate(
     summary.prefill = started.elapsed();
 
     let mut detokenizer = model.tokenizer.stream();
-    let attention = session.state.kind().attention;
-    let mut drafting = Drafting::alone(&request.draft, attention);
     let drafter = model.drafter_for(&request.draft, attention)?;
     let mut draws = None;
     if let Some(drafter) = drafter {
@@ -285,14 +308,7 @@ pub fn generate(
             session.drafter = Some(DraftModel::new(&*drafter.executor)?);
         }
     }
-    let mut foresees = match &model.draft_head {
-        Some(head) => {
-            drafting.ask_head(head.bytes() as u64);
-            Some((head, head.sampler(&request.sampling, request.seed)?))
-        }
-        None => None,
-    };
-    let (hidden, mut behind) = (model.executor.blueprint().hidden, Vec::new());
+    let hidden = model.executor.blueprint().hidden;
     let mut history = prompt.clone();
     history.reserve(room.min(model.ctx));
     let mut logits = vec![0.0; vocab];
@@ -312,8 +328,8 @@ pub fn generate(
         let draft = if answers {
             let left = room - summary.ids.len() - 1;
             let most = left.min(model.ctx - known);
-            if let Some((head, sampler)) = &mut foresees {
-                drafting.foresee_by(&history, Foreseeing { head, sampler, state: &behind });
+            if let Some(head) = &mut head {
+                drafting.foresee_by(&history, &mut **head);
             }
             match (drafter, &mut session.drafter, &mut draws) {
                 (Some(of), Some(model), Some(sampler)) => {
@@ -356,10 +372,11 @@ pub fn generate(
             }
             clock = Instant::now();
         }
-        if foresees.is_some() {
-            behind.clear();
-            let row = (first + (history.len() - known).saturating_sub(1)) * hidden;
-            behind.extend_from_slice(session.workspace.states(0).get(row..row + hidden).unwrap_or_default());
+        if let Some(head) = &mut head {
+            // The rows computed again, the last one known, and those of drafts that were right.
+            let rows = (first + history.len() - known) * hidden;
+            let seen = session.workspace.states(0).get(..rows).filter(|states| !states.is_empty());
+            seen.map_or(Ok(()), |states| head.see(known - 1 - first, states, &history))?;
         }
         session.go_back(known + right);
         if answers {

@@ -510,7 +510,7 @@ async fn said(alone: &Alone, request: GenerateRequest) -> (Vec<Event>, Done) {
 /// Of states that go back to any position, and of those that go back to where the last pass began.
 #[tokio::test]
 async fn drafts_change_nothing_that_is_said() {
-    draft_for(loaded().await, 30).await;
+    draft_for(loaded().await, "lookup,grammar", 30).await;
     let folder = tempfile::TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");
     let minnow = library::parse(None).unwrap();
@@ -518,11 +518,14 @@ async fn drafts_change_nothing_that_is_said() {
     let recurs = Shape { family: Family::Recurrent { interval: 3 }, vocab: 2048, ..shape.clone() };
     recurs.write_speaking(&path, &quant::Q8_0, 5, minnow.metadata()).unwrap();
     let args = EngineArgs { model: path.to_str().unwrap().into(), ..args() };
-    draft_for(serving(args).await, 15).await;
+    draft_for(serving(args).await, "lookup,grammar", 15).await;
+    // A model with a layer that guesses.
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/mtp/qwen35.gguf");
+    draft_for(serving(EngineArgs { model: path.into(), ..self::args() }).await, "head", 100).await;
 }
 
 /// Tests send every draft, whatever it costs: more than `least` tokens.
-async fn draft_for(alone: Arc<Alone>, least: u32) {
+async fn draft_for(alone: Arc<Alone>, drafters: &str, least: u32) {
     use api::inference::Format;
     let text =
         "The fox sat by the fire. The owl sat by the fire. The bear sat by the fire. The fox sat by the";
@@ -549,7 +552,7 @@ async fn draft_for(alone: Arc<Alone>, least: u32) {
         };
         let (plain, end) = said(&alone, ask("off")).await;
         assert_eq!(end.report.drafts, None);
-        let answers = (0..side_by_side).map(|_| said(&alone, ask("lookup,grammar")));
+        let answers = (0..side_by_side).map(|_| said(&alone, ask(drafters)));
         for (drafted, done) in futures::future::join_all(answers).await {
             assert_eq!(serde_json::to_value(&drafted).unwrap(), serde_json::to_value(&plain).unwrap());
             assert_eq!(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    draft::DraftHead,
+    draft::{DraftHead, StateDrafter},
     kernels::{Isa, threads::Pool},
     quant,
     sample::SamplingParams,
@@ -125,17 +125,21 @@ fn a_head_learns_and_guesses() {
     let vocabulary = blake3::hash(b"words");
     trainer.parts().write(&mut file, "tiny", vocabulary).unwrap();
     let file = Gguf::from_bytes(file).unwrap();
-    let head = DraftHead::load(&file, &gguf, vocabulary, &cpu).unwrap();
+    let head = Arc::new(DraftHead::load(&file, &gguf, vocabulary, &cpu).unwrap());
     for params in [SamplingParams::default(), SamplingParams { temperature: 0.5, ..Default::default() }] {
-        let mut sampler = head.sampler(&params, 3).unwrap();
+        let mut draft = head.clone().session(&params, 3).unwrap();
         let state: Vec<f32> = samples.state(8).iter().map(|x| x.to_f32()).collect();
         let text: Vec<u32> = (0..9).map(|at| samples.token(at)).collect();
-        let said = head.guess(&state, &text, DEPTH, &mut sampler).unwrap();
+        assert!(draft.guess(&text, 1).unwrap().is_empty(), "no state was seen");
+        draft.see(7, &state, &text).unwrap();
+        let said = draft.guess(&text, DEPTH).unwrap();
         let tokens: Vec<u32> = said.iter().map(|said| said.token).collect();
         assert_eq!(tokens, (9..9 + DEPTH).map(|at| samples.token(at)).collect::<Vec<_>>());
         assert!(said.iter().all(|said| (0.5..=1.0).contains(&said.chance)), "{said:?}");
-        assert!(head.guess(&state[1..], &text, 1, &mut sampler).is_err());
-        assert!(head.guess(&state, &[u32::MAX], 1, &mut sampler).is_err());
+        assert!(draft.guess(&text[1..], 1).unwrap().is_empty(), "the state is that of another text");
+        assert!(draft.see(7, &state[1..], &text).is_err());
+        let beyond: Vec<u32> = text[..8].iter().copied().chain([u32::MAX]).collect();
+        assert!(draft.guess(&beyond, 1).is_err());
     }
     let other = DraftHead::load(&file, &gguf, blake3::hash(b"others"), &cpu).map(|_| ()).unwrap_err();
     assert!(other.to_string().contains("another model"), "{other}");

@@ -98,7 +98,7 @@ pub(super) struct HeadWeights {
     /// None in some encoders.
     pub norm: Option<NormWeights>,
     /// None in encoders.
-    pub matrix: Option<Matrix>,
+    pub matrix: Option<Arc<Matrix>>,
     pub bias: Option<Vec<f32>>,
     pub rank: Option<RankWeights>,
     /// What each stream of the residual rows behind the first goes through before they become one.
@@ -114,15 +114,21 @@ impl HeadWeights {
         };
         Ok(Self {
             norm,
-            matrix: head.logits.then(|| loader.head()).transpose()?,
+            matrix: head.logits.then(|| loader.head().map(Arc::new)).transpose()?,
             bias: loader.vector("output.bias"),
             rank: head.rank.map(|ranks| RankWeights::load(loader, ranks)).transpose()?,
             streams: loader.streams_behind_the_first("altup_unembd_proj")?,
         })
     }
 
+    /// The same matrix behind another norm.
+    pub fn shared(&self) -> Self {
+        let (matrix, bias) = (self.matrix.clone(), self.bias.clone());
+        Self { norm: None, matrix, bias, rank: None, streams: Vec::new() }
+    }
+
     pub fn resident_bytes(&self) -> usize {
-        self.matrix.as_ref().map_or(0, Matrix::resident_bytes)
+        self.matrix.as_ref().map_or(0, |matrix| matrix.resident_bytes())
             + self.streams.iter().map(Linear::resident_bytes).sum::<usize>()
             + self.rank.as_ref().map_or(0, RankWeights::resident_bytes)
     }

@@ -38,7 +38,7 @@ use crate::{
     Error, Result,
     gguf::Gguf,
     kernels::Cpu,
-    models::{Attention, Blueprint, Frequencies, Layer},
+    models::{Attention, Blueprint, Frequencies, Layer, layer_name},
     state::{Beside, Evicting, Kind, LayerState, Paged, Recurrent},
 };
 use buffers::CpuBuffers;
@@ -221,6 +221,33 @@ impl Executor for Shard {
         let score = weights.score(&self.cpu, self.blueprint.norm, state);
         refuse_non_finite(&[score], "the scores of texts")?;
         Ok(score)
+    }
+
+    fn next_token_layer(&self, gguf: &Arc<Gguf>) -> Result<Option<Box<dyn Executor>>> {
+        let whole = self.range.end() as usize == self.blueprint.layers.len();
+        let ahead = self.blueprint.ahead.first.as_deref().zip(self.head.as_ref()).filter(|_| whole);
+        let Some((layer, head)) = ahead else { return Ok(None) };
+        let index = self.range.end();
+        let mut blueprint = self.blueprint.clone();
+        blueprint.layers.push(layer.clone());
+        let loader = load::Loader { gguf, cpu: &self.cpu, blueprint: &blueprint, experts: None };
+        let norm = Some(loader.norm(&layer_name(index as usize, "nextn.shared_head_norm"))?);
+        let head = HeadWeights { norm, ..head.shared() };
+        let layers = vec![loader.layer(index as usize)?];
+        let range = LayerRange::new(index, index + 1).ok_or_else(|| Error::invalid("too many layers"))?;
+        let tags = Tags::new(gguf, "", &blueprint, range, &self.frequencies);
+        Ok(Some(Box::new(Self {
+            cpu: self.cpu.clone(),
+            range,
+            context: self.context,
+            frequencies: self.frequencies.clone(),
+            layers,
+            embedding: None,
+            head: Some(head),
+            tag: tags.of(range, range),
+            tags,
+            blueprint,
+        })))
     }
 
     fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {

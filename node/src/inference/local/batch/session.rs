@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprobs, Usage};
 use shard::{
-    draft::{DraftHead, DraftModel, DraftSampler, HeadSampler},
+    draft::{DraftModel, DraftSampler, StateDraft},
     sample::{Logprob, Sampler},
     state::{PrefixCache, SessionState},
     stop::StopStrings,
@@ -19,7 +19,7 @@ use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named, shift};
 use crate::{
     Result,
     constrain::Constraint,
-    drafting::{Asking, Drafting, FEW_ROWS, Foreseeing},
+    drafting::{Asking, Drafting, FEW_ROWS, READ_FOR},
     model::{Model, ModelDrafter},
 };
 
@@ -35,8 +35,8 @@ pub(super) struct Session<'m> {
     drafting: Drafting,
     /// The model that drafts for it, and how that chooses.
     drafter: Option<(&'m ModelDrafter, DraftSampler)>,
-    /// The model's draft head, how it chooses, and the hidden state that the last token was chosen from.
-    head: Option<(&'m DraftHead, HeadSampler, Vec<f32>)>,
+    /// What the model's draft head knows of it, and whether the rows of the prompt are to be among that.
+    head: Option<(Box<dyn StateDraft>, bool)>,
     extent: Extent,
     /// Bytes its cache may grow to.
     pub(super) reserved_bytes: usize,
@@ -110,12 +110,13 @@ impl<'m> Session<'m> {
             drafting.ask_model(drafter.share);
             Some((drafter, draws))
         });
-        let head = model.draft_head.as_ref().and_then(|head| {
-            let draws = head.sampler(&ask.sampling, ask.seed);
-            let draws =
-                draws.inspect_err(|error| tracing::warn!(%error, "the draft head cannot draw")).ok()?;
+        let head = model.draft_head.clone().filter(|_| drafting.takes_head()).and_then(|head| {
+            let looks_back = head.looks_back() && room >= READ_FOR && ask.echo.is_none();
             drafting.ask_head(head.bytes() as u64);
-            Some((head, draws, Vec::new()))
+            let session = head.session(&ask.sampling, ask.seed);
+            let session =
+                session.inspect_err(|error| tracing::warn!(%error, "the draft head cannot draw")).ok()?;
+            Some((session, looks_back))
         });
         Ok(Self {
             drafting,
@@ -166,8 +167,8 @@ impl<'m> Session<'m> {
             Some(constraint) if self.drafting.takes_forced() => constraint.forced(tokenizer, most),
             _ => Vec::new(),
         };
-        if let Some((head, sampler, state)) = &mut self.head {
-            self.drafting.foresee_by(&self.ids, Foreseeing { head, sampler, state });
+        if let Some((head, _)) = &mut self.head {
+            self.drafting.foresee_by(&self.ids, &mut **head);
         }
         let draft = match (&mut self.drafter, model) {
             (Some((of, sampler)), Some(model)) => {
@@ -262,16 +263,10 @@ impl<'m> Session<'m> {
         if !draft.is_empty() {
             self.state.rewind(known + right);
         }
-        if let Some((_, _, behind)) = &mut self.head {
-            let rows = 1 + draft.len();
-            let hidden = states.len() / (logits.len() / row.len()).max(1);
-            let wanted = states.len() - rows.min(logits.len() / row.len()) * hidden;
-            let chosen = self.ids.len().saturating_sub(known + 1).min(rows - 1);
-            behind.clear();
-            behind.extend_from_slice(
-                states.get(wanted + chosen * hidden..).and_then(|s| s.get(..hidden)).unwrap_or_default(),
-            );
-        }
+        // The rows computed again, the last one known, and those of drafts that were right.
+        let rows = logits.len() / row.len();
+        let first = known + draft.len() - rows;
+        self.see(first, states, (rows, (self.ids.len() - first).saturating_sub(1)));
         if answers {
             let took = took.map(|(rows, began)| (rows as u32, began.elapsed().as_secs_f64() * 1e3));
             self.drafting.judge(draft.len() as u32, right as u32, ends.is_some(), took);
@@ -282,6 +277,30 @@ impl<'m> Session<'m> {
             (None, Some(ctx)) if self.ids.len() > ctx && !self.over => self.shift(ctx),
             _ => {}
         }
+    }
+
+    /// Tells the draft head of the states of `rows` rows from position `from` on, of which the first `count` are those of the text.
+    fn see(&mut self, from: usize, states: &[f32], (rows, count): (usize, usize)) {
+        let hidden = states.len() / rows.max(1);
+        let (Some((head, _)), Some(states)) = (&mut self.head, states.get(..count * hidden)) else { return };
+        if !states.is_empty()
+            && let Err(error) = head.see(from, states, &self.ids)
+        {
+            tracing::warn!(%error, "the draft head failed");
+            self.head = None;
+        }
+    }
+
+    /// Whether the states of all rows of the prompt are wanted, in passes before that of the last one.
+    pub(super) fn shows_prompt(&self) -> bool {
+        let looks_back = self.head.as_ref().is_some_and(|(_, looks_back)| *looks_back);
+        looks_back && self.extent.generated == 0 && self.pending() > 1
+    }
+
+    /// Takes the states of the rows of the prompt from position `start` on.
+    pub(super) fn see_prompt(&mut self, start: usize, states: &[f32]) {
+        let rows = self.state.len() - start;
+        self.see(start, states, (rows, rows));
     }
 
     /// Forgets tokens, so that the last one has a place among `ctx` positions; those behind them are computed again.
