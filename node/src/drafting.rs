@@ -17,8 +17,6 @@ use scheduler::{
     depth::{Depth, Odds},
     session::MAX_DRAFT,
 };
-#[cfg(doc)]
-use shard::models::Blueprint;
 use shard::{
     draft::{
         DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, Lookup, PRIORS, StateDraft, TRUSTS,
@@ -149,8 +147,8 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where states do not go back, or through a swarm not to any
-    /// position ([`Blueprint::goes_back`]), much is computed again behind each wrong draft, and drafts are made only by name.
+    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where a session does not go back behind a wrong draft, much is
+    /// computed again, and drafts are made only by name.
     pub fn new(choice: &Draft, goes_back: bool, depth: Depth) -> Self {
         let choice = if *choice == Draft::Auto && !goes_back { &Draft::Off } else { choice };
         let lookup = || Box::new(Lookup::default()) as Box<dyn Drafter>;

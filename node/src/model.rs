@@ -203,15 +203,9 @@ impl Model {
     /// # Errors
     /// A usage error for a file on a device that keeps no hidden states; those of [`DraftHead::load`] and [`MtpHead::load`].
     pub fn foresee_with(&mut self, located: Option<&Located>) -> Result<()> {
-        self.draft_head = match (located, self.device.cpu()) {
-            (Some(located), _) => {
-                Some(Arc::new(draft_head(located, &self.gguf, &self.tokenizer, &self.device)?))
-            }
-            (None, Some(cpu)) => {
-                let own = MtpHead::load(&*self.executor, &self.gguf, cpu)?;
-                own.map(|own| Arc::new(own) as Arc<dyn StateDrafter>)
-            }
-            (None, None) => None,
+        self.draft_head = match located {
+            Some(located) => Some(Arc::new(draft_head(located, &self.gguf, &self.tokenizer, &self.device)?)),
+            None => own_head(&*self.executor, &self.gguf, &self.device)?,
         };
         Ok(())
     }
@@ -275,6 +269,20 @@ pub(crate) fn draft_head(
         Error::usage("a draft head reads hidden states, which this device keeps to itself; say --device cpu")
     })?;
     Ok(DraftHead::load(&library::parse(Some(located))?, gguf, tokenizer.digest(), cpu)?)
+}
+
+/// The layer of the model in `gguf` that predicts one token further, where it has one and the processor computes; `executor` has the
+/// last layers.
+///
+/// # Errors
+/// Those of [`MtpHead::load`].
+pub(crate) fn own_head(
+    executor: &dyn Executor,
+    gguf: &Arc<Gguf>,
+    device: &Device,
+) -> Result<Option<Arc<dyn StateDrafter>>> {
+    let head = device.cpu().map_or(Ok(None), |cpu| MtpHead::load(executor, gguf, cpu))?;
+    Ok(head.map(|head| Arc::new(head) as Arc<dyn StateDrafter>))
 }
 
 /// Refuses a draft head where nothing is drafted.

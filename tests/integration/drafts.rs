@@ -135,7 +135,8 @@ fn drafts_alone_change_no_token() {
 fn the_layer_of_the_model_itself_changes_no_token() {
     let model = data("mtp/qwen35.gguf");
     let run = |draft: &str, more: &[&str]| {
-        let args = ["run", "--json", "--raw", "-n", "40", "--model", model.to_str().unwrap(), "--draft", draft];
+        let args =
+            ["run", "--json", "--raw", "-n", "40", "--model", model.to_str().unwrap(), "--draft", draft];
         Shoal::new().json_in([&args, more, &[REPEATS]].concat(), "", &[("SHOAL_DRAFT", "5:1")])
     };
     for more in [&[][..], &["--temperature", "0.8", "--top-p", "0.95", "--seed", "7", "--logprobs", "2"]] {
@@ -145,6 +146,39 @@ fn the_layer_of_the_model_itself_changes_no_token() {
             assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
             assert_eq!(drafted["drafts"]["by"], by, "{drafted}");
             assert!(drafted["drafts"]["proposed"].as_u64() > Some(20), "{drafted}");
+        }
+    }
+    // Through a swarm the other stages go back, too, and nothing is sent again: what recurs goes back to its last pass, whose inputs
+    // are kept.
+    let folder = TempDir::new().unwrap();
+    let start = |name: &str, args: &[&str]| {
+        let args = [&["--model", model.to_str().unwrap()], args].concat();
+        Node::start_with(&folder.path().join(name), &args, &[("SHOAL_DRAFT", "5:1")])
+    };
+    let asks = start("a", &["--ask-only", "--api", "127.0.0.1:0"]);
+    let _serve = [
+        start("b", &["--layers", "1..2", "--peer", asks.tcp()]),
+        start("c", &["--layers", "2..3", "--peer", asks.tcp()]),
+    ];
+    asks.meets(2);
+    agree(&asks);
+    for sampled in [&[][..], &["--temperature", "0.8", "--seed", "7"]] {
+        let ask = |draft: &str| {
+            let args = ["run", "--via", "swarm", "--raw", "-n", "40", "--draft", draft];
+            asks.ask(&[&args, sampled, &[REPEATS]].concat())
+        };
+        let plain = ask("off");
+        for draft in ["head", "lookup,head"] {
+            let drafted = ask(draft);
+            assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
+            assert_eq!(drafted["faults"], json!([]), "{drafted}");
+            assert!(drafted["drafts"]["proposed"].as_u64() > Some(20), "{drafted}");
+            assert!(
+                drafted["drafts"]["proposed"].as_u64() > drafted["drafts"]["right"].as_u64(),
+                "{drafted}"
+            );
+            let why = asks.ask(&["why"]).to_string();
+            assert!(!why.contains("replay"), "{why}");
         }
     }
 }

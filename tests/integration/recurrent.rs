@@ -1,8 +1,8 @@
 //! A model whose layers remember a state instead of positions, on real processes: its sessions fail over, are followed, are
 //! checked, and go back behind rejected drafts, and the tokens are those of one process.
 //!
-//! A state can only go back to where its last pass began or to a checkpoint (every 256 positions), so a rejected draft makes each
-//! stage say how far it still got, and the requester sends the rest again.
+//! A state can only go back to where its last pass began or to a checkpoint (every 256 positions): behind a rejected draft each
+//! stage computes again what lies between, from the inputs of that pass.
 
 use std::{
     path::{Path, PathBuf},

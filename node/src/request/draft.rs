@@ -25,8 +25,8 @@ use crate::{
 pub struct DraftTerms {
     /// What may draft.
     pub choice: Draft,
-    /// Whether the state of every layer can go back to any position. Another state is computed again behind each wrong draft:
-    /// then drafts are made only by name.
+    /// Whether what a session remembers goes back behind a wrong draft, if only to where the pass began. Where much is computed again,
+    /// drafts are made only by name.
     pub goes_back: bool,
     /// What the rows of the session see.
     pub attention: AttentionKind,

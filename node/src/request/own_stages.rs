@@ -115,7 +115,7 @@ impl OwnStages {
             want,
             attempt,
             draft: DraftIds(draft.to_vec()),
-            foresee: if want == Want::Sample { state.drafts.foresees() } else { 0 },
+            foresee: if last { state.drafts.foresees() } else { 0 },
         });
         // At once: what came in is checked and told while the worker computes.
         self.feed(state);

@@ -49,6 +49,8 @@ pub(super) struct Going {
     pub(super) key: Key,
     pub(super) held: Held,
     pub(super) input: Staged,
+    /// Rows of the input in front of the job's, which are computed again.
+    pub(super) again: usize,
 }
 
 /// Where the rows of a job lie.
@@ -126,12 +128,13 @@ impl<'m> Batcher<'m> {
                 }
                 Admission::NeedReplay(have) => Body::NeedReplay { have },
                 Admission::Fail(why) => Body::Failed(why),
-                Admission::Go => {
+                Admission::Go { again } => {
                     let key = (ipc::session(run.session), run.layer);
                     let Some(held) = self.sessions.take(key) else { continue };
-                    match self.stage(&run, &held, &payload) {
+                    let again = again as usize;
+                    match self.stage(&run, &held, &payload, again) {
                         Ok(input) => {
-                            going.push(Going { run, key, held, input });
+                            going.push(Going { run, key, held, input, again });
                             continue;
                         }
                         Err(error) => {
@@ -148,11 +151,12 @@ impl<'m> Batcher<'m> {
         let (alone, going): (Vec<Going>, Vec<Going>) =
             going.into_iter().partition(|job| self.wants_rows(job));
         alone.into_iter().for_each(|job| self.all_rows(job, tell));
+        let going = going.into_iter().filter_map(|job| self.shown(job, tell)).collect();
         self.pass(going, tell);
     }
 
-    /// Puts the rows of a job where the pass finds them.
-    fn stage(&mut self, run: &Run, held: &Held, payload: &[u8]) -> Result<Staged> {
+    /// Puts the rows of a job where the pass finds them, behind the `again` rows that are kept.
+    fn stage(&mut self, run: &Run, held: &Held, payload: &[u8], again: usize) -> Result<Staged> {
         let last = held.layers.end() == self.model.num_layers();
         match run.want {
             Want::Activations if last => {
@@ -183,6 +187,7 @@ impl<'m> Batcher<'m> {
                 return Err(Error::usage("token ids are for layer 0 and below the vocabulary's end"));
             }
             let start = self.tokens.len();
+            self.tokens.extend_from_slice(held.recent.tokens(again));
             self.tokens.extend(ids);
             return Ok(Staged::Tokens(start..self.tokens.len()));
         };
@@ -195,6 +200,7 @@ impl<'m> Batcher<'m> {
             return Err(Error::usage(why));
         }
         let start = self.rows.len();
+        self.rows.extend_from_slice(held.recent.rows(again));
         codec::decode(wire, self.model.blueprint().hidden, rows, payload, &mut self.rows)
             .map_err(|error| Error::usage(error.to_string()))?;
         Ok(Staged::Rows(start..self.rows.len()))
@@ -209,7 +215,8 @@ impl<'m> Batcher<'m> {
         match self.compute(&mut going) {
             Ok(()) => {
                 let spent = (started.elapsed().as_micros() as u64, going.len() as u32);
-                for (index, job) in going.into_iter().enumerate() {
+                for (index, mut job) in going.into_iter().enumerate() {
+                    self.remember(&mut job);
                     let (body, payload) = self.result(index, &job);
                     tell(told(&job.run, ipc::pair(job.held.layers), body, spent), payload);
                     self.sessions.give(job.key, job.held);
@@ -224,6 +231,14 @@ impl<'m> Batcher<'m> {
                 }
             }
             Err(_) => going.into_iter().for_each(|job| self.pass(vec![job], tell)),
+        }
+    }
+
+    /// Keeps the inputs of a pass into which the state does not go back.
+    fn remember(&self, job: &mut Going) {
+        if !self.model.blueprint().goes_back() {
+            let (inputs, width) = ((&self.tokens[..], &self.rows[..]), self.model.blueprint().hidden);
+            job.held.recent.keep(job.run.from + job.run.rows, &job.input, inputs, width);
         }
     }
 
@@ -272,14 +287,17 @@ impl<'m> Batcher<'m> {
             Want::Activations => {
                 let mut payload = Vec::new();
                 let (wire, width) = (job.held.wires.1, self.model.blueprint().hidden);
-                match codec::encode(wire, width, workspace.activations(index), &mut payload) {
+                let rows = &workspace.activations(index)[job.again * width..];
+                match codec::encode(wire, width, rows, &mut payload) {
                     Ok(()) => (Body::Activations(wire as u8), payload),
                     Err(error) => (Body::Failed(error.to_string()), Vec::new()),
                 }
             }
             Want::Sample => {
                 let draft = &job.run.draft.0;
-                let most = workspace.top(index).len() / (draft.len() + 1);
+                // Without a draft the last row's alone are wanted.
+                let again = if draft.is_empty() { 0 } else { job.again };
+                let most = workspace.top(index).len() / (again + draft.len() + 1);
                 let (vocab, width) = (self.model.blueprint().vocab, self.model.blueprint().hidden);
                 if !workspace.spread_top(index, (most, vocab), &mut self.logits) {
                     self.logits.extend_from_slice(workspace.logits(index));
@@ -290,8 +308,10 @@ impl<'m> Batcher<'m> {
                     .conductor(ipc::session(job.run.session))
                     .ok_or_else(|| Error::usage("the session does not conduct here"))
                     .and_then(|conductor| {
-                        let mut chosen = conductor.choose_all(&mut self.logits, position, draft)?;
-                        let states = workspace.states(index).get(..chosen.len() * width);
+                        let logits = &mut self.logits[again * vocab..];
+                        let mut chosen = conductor.choose_all(logits, position, draft)?;
+                        let states = workspace.states(index).get(again * width..);
+                        let states = states.and_then(|states| states.get(..chosen.len() * width));
                         if let (Some(states), Some(last)) = (states, chosen.last_mut()) {
                             let from = position - 1;
                             last.foreseen = conductor.foresee((from, states), job.run.foresee.into())?;
@@ -308,7 +328,7 @@ impl<'m> Batcher<'m> {
 }
 
 /// Rows of logits that a job takes.
-fn logit_rows(run: &Run) -> usize {
+pub(super) fn logit_rows(run: &Run) -> usize {
     if run.want == Want::Sample { 1 + run.draft.0.len() } else { 0 }
 }
 

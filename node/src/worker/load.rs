@@ -137,6 +137,9 @@ impl Loaded {
                 let head = model::draft_head(&located, &gguf, tokenizer, &device)?;
                 Some(Arc::new(head) as Arc<dyn StateDrafter>)
             }
+            (None, None, _) => {
+                stages.last().map_or(Ok(None), |last| model::own_head(&**last, &gguf, &device))?
+            }
             _ => None,
         };
         Ok(Self {

@@ -48,6 +48,7 @@ mod probe;
 pub mod process;
 mod prompt_rows;
 mod ready;
+mod recent;
 mod rehearse;
 mod room;
 mod sample_loop;

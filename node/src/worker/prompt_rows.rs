@@ -1,5 +1,5 @@
-//! Prompts whose every row is wanted behind the last layer: those whose tokens are told with log-probabilities, and those that
-//! stand for themselves, as a vector or a score. Each is a pass of its own.
+//! Prompts whose every row is wanted behind the last layer: those whose tokens are told with log-probabilities, those that
+//! stand for themselves, as a vector or a score, and those that a draft head looks back at. Each is a pass of its own.
 
 use std::time::Instant;
 
@@ -15,7 +15,8 @@ impl Batcher<'_> {
     /// Whether all rows of a job are wanted, and not only the last one.
     pub(super) fn wants_rows(&mut self, job: &Going) -> bool {
         let conductor = self.sessions.conductor(job.key.0);
-        job.held.layers.end() == self.model.num_layers()
+        job.again == 0
+            && job.held.layers.end() == self.model.num_layers()
             && conductor.is_some_and(|conductor| conductor.pools() || conductor.scores(job.run.from))
     }
 
@@ -28,6 +29,55 @@ impl Batcher<'_> {
         let spent = (started.elapsed().as_micros() as u64, 1);
         tell(told(&job.run, ipc::pair(job.held.layers), body, spent), payload);
         self.sessions.give(job.key, job.held);
+    }
+
+    /// Has the draft head see the rows of a prompt where it looks back at them. The last one goes on to its draw; a job that has no
+    /// more rows is told of.
+    pub(super) fn shown(&mut self, mut job: Going, tell: &mut dyn FnMut(Tell, Vec<u8>)) -> Option<Going> {
+        let draws = job.run.want == Want::Sample;
+        let rows = job.run.rows - u32::from(draws);
+        let conductor = self.sessions.conductor(job.key.0);
+        let shows = conductor.is_some_and(|conductor| job.run.foresee > 0 && conductor.shows(job.run.from));
+        let ends = job.held.layers.end() == self.model.num_layers();
+        if !shows || !ends || rows == 0 || job.again > 0 || !job.run.draft.0.is_empty() {
+            return Some(job);
+        }
+        let started = Instant::now();
+        match self.show(&mut job, rows as usize) {
+            Ok(()) if draws => return Some(job),
+            done => {
+                let body = done.map_or_else(|error| Body::Failed(error.to_string()), |()| Body::Nothing);
+                let spent = (started.elapsed().as_micros() as u64, 1);
+                tell(told(&job.run, ipc::pair(job.held.layers), body, spent), Vec::new());
+                self.sessions.give(job.key, job.held);
+            }
+        }
+        None
+    }
+
+    /// Takes the first `rows` rows to the norm in front of the head, and out of the job.
+    fn show(&mut self, job: &mut Going, rows: usize) -> Result<()> {
+        let (stage, layers, rounding) = (job.held.stage, job.held.layers, job.held.rounding.clone());
+        let width = self.model.blueprint().hidden;
+        let input = match &mut job.input {
+            Staged::Tokens(at) => {
+                let first = at.start;
+                at.start += rows;
+                Input::Tokens(&self.tokens[first..at.start])
+            }
+            Staged::Rows(at) => {
+                let first = at.start;
+                at.start += rows * width;
+                Input::Activations(&self.rows[first..at.start])
+            }
+        };
+        let pass = Pass { layers, rounding: &rounding, states: true, top: 0 };
+        let item = Item { state: &mut job.held.state, input, output: Output::All };
+        self.model.stages[stage].pass(&mut self.workspaces[stage], pass, &mut [item])?;
+        if let Some(conductor) = self.sessions.conductor(job.key.0) {
+            conductor.show(job.run.from as usize, self.workspaces[stage].states(0));
+        }
+        Ok(())
     }
 
     /// Takes the rows through the head. As many at a time as there is room for logits: how they are cut changes no bit.

@@ -23,13 +23,20 @@ use super::{
 };
 use crate::{Error, Result, constrain::Constraint};
 
+/// A draft head and one answer.
+struct Head {
+    draft: Box<dyn StateDraft>,
+    /// Whether it was shown anything: then it is shown all that follows, also where no guess is wanted.
+    sees: bool,
+}
+
 /// Chooses the tokens of one session.
 pub(super) struct SampleLoop<'m> {
     model: &'m Loaded,
     tokenizer: &'m Tokenizer,
     sampler: Sampler,
-    /// As the tokens are chosen, for the model's draft head.
-    head: Option<Box<dyn StateDraft>>,
+    /// What the model's draft head knows of it.
+    head: Option<Head>,
     history: Vec<u32>,
     prompt: usize,
     stop: Vec<String>,
@@ -69,6 +76,7 @@ impl<'m> SampleLoop<'m> {
             conduct.pooling.map(|task| PromptPooling::new(&model.pooling, task, what)).transpose()?;
         let params = SamplingParams::from(conduct.sampling);
         let head = model.draft_head.clone().map(|head| head.session(&params, conduct.seed)).transpose()?;
+        let head = head.map(|draft| Head { draft, sees: false });
         let mut conductor = Self {
             model,
             echo,
@@ -277,18 +285,36 @@ impl<'m> SampleLoop<'m> {
         Ok(chosen)
     }
 
+    /// Whether the model's draft head is to see the rows of the prompt from position `from` on.
+    pub(super) fn shows(&self, from: u32) -> bool {
+        let looks_back = self.model.draft_head.as_ref().is_some_and(|head| head.looks_back());
+        looks_back && (from as usize) < self.prompt
+    }
+
+    /// Shows the draft head the hidden states behind the tokens from position `from` on, `[n][hidden]`. One that fails drafts no more.
+    pub(super) fn show(&mut self, from: usize, states: &[f32]) {
+        let Some(head) = &mut self.head else { return };
+        head.sees = true;
+        if let Err(error) = head.draft.see(from, states, &self.history) {
+            tracing::warn!(%error, "the draft head failed");
+            self.head = None;
+        }
+    }
+
     /// What the model's draft head guesses to follow the last token, `most` tokens; the hidden states behind the tokens from position
     /// `from` on, of which the last one led to it, are `states`.
     ///
     /// # Errors
     /// Those of the engine.
     pub(super) fn foresee(&mut self, (from, states): (usize, &[f32]), most: usize) -> Result<Foreseen> {
+        if most > 0 || self.head.as_ref().is_some_and(|head| head.sees) {
+            self.show(from, states);
+        }
         let Some(head) = self.head.as_mut().filter(|_| most > 0 && !self.ended) else {
             return Ok(Foreseen::default());
         };
         let began = Instant::now();
-        head.see(from, states, &self.history)?;
-        let said = head.guess(&self.history, most.min(MAX_DRAFT as usize))?;
+        let said = head.draft.guess(&self.history, most.min(MAX_DRAFT as usize))?;
         let guesses = said.iter().map(|said| (said.token, said.chance)).collect();
         Ok(Foreseen { guesses, us: began.elapsed().as_micros() as u32 })
     }

@@ -12,9 +12,11 @@ use shard::{round::Rounding, state::SessionState};
 
 use super::{
     IDLE, MAX_SESSIONS,
+    batcher::{LOGIT_ROWS, logit_rows},
     ipc::{self, Open, Run},
     kept::{Ended, Kept, Key},
     load::Loaded,
+    recent::Recent,
     refused,
     sample_loop::SampleLoop,
     transit::{self, Arriving, Transit},
@@ -34,6 +36,8 @@ pub(super) struct Held {
     pub(super) wires: (Wire, Wire),
     /// Where the range rounds, ends included.
     pub(super) rounding: Rounding,
+    /// The inputs of its last pass, where the state does not go back into it.
+    pub(super) recent: Recent,
     epoch: u32,
     positions: u32,
     reserved_bytes: u64,
@@ -43,8 +47,11 @@ pub(super) struct Held {
 /// What to do with a job.
 #[derive(Debug, PartialEq)]
 pub(super) enum Admission {
-    /// Compute it: the cache ends where it starts.
-    Go,
+    /// Compute it: the cache ends where it starts, or so many rows before it, which are computed again from what is kept.
+    Go {
+        /// Those rows.
+        again: u32,
+    },
     /// Its epoch is over.
     Drop,
     /// The cache is too short.
@@ -143,6 +150,7 @@ impl<'m> Sessions<'m> {
             state,
             wires,
             rounding,
+            recent: Recent::default(),
             epoch: open.epoch,
             positions: open.positions,
             reserved_bytes: needed_bytes,
@@ -210,10 +218,14 @@ impl<'m> Sessions<'m> {
                 "position {end} in a session opened for {room}: open it for more"
             ));
         }
-        // A state that cannot go back to where the job starts keeps what it can, and the rest comes again.
-        match held.state.rewind(run.from as usize) as u32 {
-            have if have < run.from => Admission::NeedReplay(have),
-            _ => Admission::Go,
+        // A state that cannot go back to where the job starts keeps what it can, and the rest is computed again or comes again.
+        let have = held.state.rewind(run.from as usize) as u32;
+        let again = run.from.saturating_sub(have);
+        let fits = again + run.rows <= MAX_ROWS && again as usize + logit_rows(run) <= LOGIT_ROWS;
+        match again {
+            0 => Admission::Go { again: 0 },
+            _ if fits && held.recent.has(have, run.from) => Admission::Go { again },
+            _ => Admission::NeedReplay(have),
         }
     }
 

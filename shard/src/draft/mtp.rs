@@ -28,6 +28,8 @@ use crate::{
     state::SessionState,
 };
 
+/// Bytes at the ends of a tensor that are looked at: two blocks of the widest format and more.
+const EDGE: usize = 512;
 /// Rows of one pass over what was seen.
 const ROWS: usize = 64;
 
@@ -42,12 +44,15 @@ pub struct MtpHead {
 }
 
 impl MtpHead {
-    /// That of the model in `gguf`, which `executor` computes on `cpu`; `None` for a model without one, and for one whose layer is of a
-    /// kind that is not run here.
+    /// That of the model in `gguf`, of which `executor` computes the last layers on `cpu`; `None` for a model without one, for one whose
+    /// layer is of a kind that is not run here, and for a file that was not fetched so far: what is missing of it reads as zeros.
     ///
     /// # Errors
     /// Those of a damaged file.
     pub fn load(executor: &dyn Executor, gguf: &Arc<Gguf>, cpu: &Arc<Cpu>) -> Result<Option<Self>> {
+        if !is_held(gguf, executor.blueprint().layers.len()) {
+            return Ok(None);
+        }
         let Some(layer) = executor.next_token_layer(gguf)? else { return Ok(None) };
         let index = layer.range().start() as usize;
         let tensor = |name: &str| gguf.require(&layer_name(index, name));
@@ -84,6 +89,17 @@ impl MtpHead {
         self.cpu.matmul(pairs, tokens.len(), activations, &mut target);
         Ok(())
     }
+}
+
+/// Whether no tensor of layer `index` begins or ends with nothing but zeros.
+fn is_held(gguf: &Gguf, index: usize) -> bool {
+    let prefix = layer_name(index, "");
+    let tensors = gguf.tensors().iter().filter(|info| info.name.starts_with(&prefix));
+    let held = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
+    tensors.filter_map(|info| gguf.tensor(&info.name)).all(|tensor| {
+        let edge = tensor.bytes.len().min(EDGE);
+        held(&tensor.bytes[..edge]) && held(&tensor.bytes[tensor.bytes.len() - edge..])
+    })
 }
 
 impl StateDrafter for MtpHead {

@@ -17,14 +17,9 @@ use crate::{
 pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
     let ready = &local.ready;
     let row_ms = ROW_SHARE * ready.times.decode_ms * f64::from(ready.num_layers);
-    let (attention, goes_back) = (ask.kind.attention, goes_back(local, ask));
+    let (attention, goes_back) = (ask.kind.attention, ask.kind.attention.goes_back());
     let (choice, head_bytes) = (ask.sampling.draft.clone(), ready.abilities.draft_head_bytes);
     DraftTerms { choice, goes_back, attention, plain_ms, row_ms, head_bytes }
-}
-
-/// Whether what the prompt's session remembers goes back to any position.
-fn goes_back(local: &Local, ask: &PromptRequest) -> bool {
-    local.ready.abilities.goes_back && ask.kind.attention.goes_back()
 }
 
 /// Where a draft model drafts for it, if one is to and can now. One that goes on after a crash (`resumed`) goes on without a
@@ -40,7 +35,7 @@ pub(super) fn seat(
 ) -> Result<Option<DraftSeat>, Trouble> {
     let (choice, ready) = (&ask.sampling.draft, &local.ready);
     let named = ask.named_drafter().filter(|_| !resumed);
-    let wanted = choice.model().is_some() || (*choice == Draft::Auto && goes_back(local, ask));
+    let wanted = choice.model().is_some() || (*choice == Draft::Auto && ask.kind.attention.goes_back());
     let meant = |drafter: &&Drafter| choice.model().is_none_or(|name| drafter.is_meant(name));
     let Some(drafter) = local.drafter.as_ref().filter(|_| wanted).filter(meant) else {
         return named.map_or(Ok(None), |name| Err(Trouble::invalid("draft", Draft::no_model(name))));
