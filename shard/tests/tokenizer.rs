@@ -45,6 +45,39 @@ fn published_vocabularies_agree_on_every_string() {
     }
 }
 
+/// All strings of the published vocabularies as one text, in parts of a few hundred tokens: the same tokens as at once, of the embedded
+/// model and of those vocabularies that are at hand.
+#[test]
+fn long_texts_have_the_tokens_of_their_whole() {
+    let minnow = Path::new(env!("CARGO_MANIFEST_DIR")).join("minnow/minnow.gguf");
+    let published = std::fs::read_dir(published()).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let files = [minnow].into_iter().chain(published);
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf"));
+    let mut refused = Vec::new();
+    for path in files {
+        let tokenizer = open(&path).unwrap();
+        let text = std::fs::read_to_string(format!("{}.inp", path.display())).unwrap_or_default();
+        let prose = "The fox, who'd  slept\tbadly, counted 1,234 stars: it's «late»\n\nsaid the owl. ";
+        let text = [prose.repeat(20), text.replace("__ggml_vocab_test__", "\n  "), prose.repeat(20)].concat();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        for how in [Encode::PLAIN, Encode { bos: true, special: true }] {
+            for part in [1_000, 1_777, 5_000] {
+                match tokenizer.encode_long(&text, how, part) {
+                    Ok(ids) => assert_eq!(ids, tokenizer.encode(&text, how).unwrap(), "{name}, {part} bytes"),
+                    Err(error) => {
+                        assert!(
+                            error.to_string().contains("do not print a text as it is"),
+                            "{name}: {error}"
+                        );
+                        refused.push(name.clone());
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused.iter().all(|name| name.contains("bert")), "{refused:?}");
+}
+
 fn fixtures() -> Value {
     serde_json::from_str(include_str!("data/tokenizer/fixtures.json")).unwrap()
 }

@@ -11,7 +11,7 @@ use shard::{
     gguf::Gguf,
     kernels::Inputs,
     models::Blueprint,
-    tokenizer::Encode,
+    tokenizer::{Encode, MAX_TEXT_BYTES},
 };
 
 use super::{file_text, open_empty, stdin_text, tokenize::parse_ids};
@@ -47,7 +47,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         return Err(Error::usage("--imatrix is for the model as it is: leave out --wire and --attention"));
     }
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
-    let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
+    let ids = model.tokenizer.encode_long(&text, Encode { bos: true, special: true }, MAX_TEXT_BYTES)?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
     let change = Change { rounding: &rounding, kind: args.attention.session() };
     let mut scorer = Scorer::new(&*model.executor, change, args.chunk.unwrap_or(model::CHUNK_ROWS))?;

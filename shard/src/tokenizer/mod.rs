@@ -9,7 +9,7 @@
 //! How: special tokens are found first ([`special`]); what lies between them is cut into pieces ([`pretokenize`]) and
 //! merged ([`bpe`], [`spm`], both on [`merge`]) or looked up ([`wordpiece`], [`unigram`]). [`stream`] goes the other way, one token at a time.
 //!
-//! Limits: a text is at most [`MAX_TEXT_BYTES`]. No Unicode normalization is done (qwen2's Hugging Face tokenizer applies
+//! Limits: a text is at most [`MAX_TEXT_BYTES`], or tokenized in parts ([`Tokenizer::encode_long`]). No Unicode normalization is done (qwen2's Hugging Face tokenizer applies
 //! NFC; llama.cpp, and therefore the tokens GGUF users get elsewhere, do not). `clean_up_tokenization_spaces`
 //! is not applied when decoding.
 
@@ -18,6 +18,7 @@ use crate::{Error, Result, gguf::Metadata};
 pub mod bpe;
 pub mod chat;
 pub mod definition;
+mod long;
 pub mod merge;
 pub mod pretokenize;
 pub mod special;
