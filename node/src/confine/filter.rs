@@ -57,6 +57,7 @@ const FREE: &[c::c_long] = &[
     c::SYS_munmap,
     c::SYS_mremap,
     c::SYS_madvise,
+    c::SYS_set_mempolicy,
     // Threads and what they wait for.
     c::SYS_futex,
     c::SYS_set_robust_list,

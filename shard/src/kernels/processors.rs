@@ -6,6 +6,11 @@
 //! wherever its processes keep their files, and the system gives the locks back when the claim is dropped or its process dies, however it dies. A pool that does not get as
 //! many processors as it has threads binds none: the system moves its threads to where there is room.
 //!
+//! A machine may have memory at several *nodes* (NUMA), each near some of the processors. A pool is placed at one node where that has
+//! enough free cores, and its memory then comes from there, as the system gives it. Threads at several nodes read all weights
+//! together, rows in no order of theirs, so their memory is spread over these nodes page by page ([`interleave`]): every line to
+//! memory carries its share.
+//!
 //! Nor is a core claimed while other programs keep the machine busy: a thread that may not move shares its core with
 //! whatever is put there.
 //!
@@ -14,16 +19,17 @@
 #[cfg(target_os = "linux")]
 pub use linux::Cores;
 #[cfg(target_os = "linux")]
-pub(super) use linux::{bind, cores};
+pub(super) use linux::{bind, cores, interleave, nodes_of};
 
 #[cfg(not(target_os = "linux"))]
 pub use elsewhere::Cores;
 #[cfg(not(target_os = "linux"))]
-pub(super) use elsewhere::{bind, cores};
+pub(super) use elsewhere::{bind, cores, interleave, nodes_of};
 
 #[cfg(target_os = "linux")]
 mod linux {
     use std::{
+        cmp::Reverse,
         collections::{BTreeMap, BTreeSet},
         fs::{self, DirBuilder, File, OpenOptions},
         io, mem,
@@ -45,6 +51,8 @@ mod linux {
         pub(super) id: usize,
         /// Smallest processor number on the same physical core.
         pub(super) core: usize,
+        /// The memory that is near.
+        pub(super) node: usize,
         /// Relative speed: (capacity, maximum frequency), zero when unknown.
         pub(super) speed: (u64, u64),
     }
@@ -75,7 +83,27 @@ mod linux {
             Self::claim_in(&folder, all(), threads)
         }
 
+        /// At one node where that has enough, else wherever there are some.
         pub(super) fn claim_in(folder: &Path, preferred: &[Processor], threads: usize) -> Option<Self> {
+            let mut nodes: Vec<usize> = Vec::new();
+            preferred.iter().for_each(|p| nodes.extend((!nodes.contains(&p.node)).then_some(p.node)));
+            let of_node = |node: usize| -> Vec<Processor> {
+                preferred.iter().filter(|processor| processor.node == node).cloned().collect()
+            };
+            let at_one = |near: Vec<Processor>| Self::claim_of(folder, &near, (threads, threads));
+            nodes
+                .into_iter()
+                .map(of_node)
+                .find_map(at_one)
+                .or_else(|| Self::claim_of(folder, preferred, (threads, 1)))
+        }
+
+        /// On at least `apart` cores.
+        fn claim_of(
+            folder: &Path,
+            preferred: &[Processor],
+            (threads, apart): (usize, usize),
+        ) -> Option<Self> {
             let cores: BTreeSet<usize> = preferred.iter().map(|processor| processor.core).collect();
             let mut locks = BTreeMap::new();
             for Processor { core, .. } in preferred {
@@ -88,7 +116,7 @@ mod linux {
             }
             let ours = preferred.iter().filter(|processor| locks.contains_key(&processor.core));
             let processors: Vec<usize> = ours.map(|processor| processor.id).take(threads).collect();
-            let enough = processors.len() == threads;
+            let enough = processors.len() == threads && locks.len() >= apart;
             enough.then(|| Self { processors, _locks: locks.into_values().collect() })
         }
 
@@ -147,6 +175,33 @@ mod linux {
         (!firsts.is_empty()).then_some(firsts.len())
     }
 
+    /// The nodes of `processors`, or of all that this process may use if there are none.
+    pub(crate) fn nodes_of(processors: &[usize]) -> Vec<usize> {
+        let used = all().iter().filter(|p| processors.is_empty() || processors.contains(&p.id));
+        used.map(|processor| processor.node).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Has the memory that the calling thread touches first come from these nodes in turn, page by page, if they are several; a
+    /// refusal is harmless and only logged.
+    pub(crate) fn interleave(nodes: &[usize]) {
+        /// See the page of `set_mempolicy(2)`.
+        const MPOL_INTERLEAVE: libc::c_long = 3;
+        let Some(last) = nodes.last().filter(|_| nodes.len() > 1) else { return };
+        let bits = libc::c_ulong::BITS as usize;
+        let mut mask: Vec<libc::c_ulong> = vec![0; last / bits + 1];
+        nodes.iter().for_each(|node| mask[node / bits] |= 1 << (node % bits));
+        // The kernel counts one bit more than it reads.
+        let count = mask.len() * bits + 1;
+        // SAFETY: the kernel reads `count - 1` bits of the mask and changes this thread's policy alone.
+        let failed = unsafe {
+            libc::syscall(libc::SYS_set_mempolicy, MPOL_INTERLEAVE, mask.as_ptr(), count as libc::c_ulong)
+                != 0
+        };
+        if failed {
+            tracing::debug!(?nodes, "memory cannot be spread over nodes");
+        }
+    }
+
     /// Binds the calling thread to a processor; a refusal is harmless and only logged.
     pub(crate) fn bind(processor: usize) {
         // SAFETY: an all-zero cpu_set_t is the empty set; CPU_SET checks its index; the kernel reads the set's size.
@@ -183,20 +238,29 @@ mod linux {
                 list.split(|c: char| !c.is_ascii_digit()).find_map(|first| first.parse().ok())
             });
             let speed = (number("cpu_capacity"), number("cpufreq/cpuinfo_max_freq"));
-            Processor { id, core: core.unwrap_or(id), speed }
+            let entries = fs::read_dir(root.join(format!("cpu{id}"))).into_iter().flatten().flatten();
+            let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+            let node = names.filter_map(|name| name.strip_prefix("node")?.parse().ok()).min().unwrap_or(0);
+            Processor { id, core: core.unwrap_or(id), node, speed }
         };
         allowed.iter().map(describe).collect()
     }
 
-    /// One processor per physical core, fastest first; then the second thread of each core, and so on.
+    /// One processor per physical core, node by node and the fastest first; then the second thread of each core, and so on. The node
+    /// with most cores is the first.
     pub(super) fn preference(mut processors: Vec<Processor>) -> Vec<Processor> {
         processors.sort_by_key(|p| p.id);
         let ranks = processors
             .iter()
             .map(|p| processors.iter().filter(|other| other.core == p.core && other.id < p.id).count())
             .collect::<Vec<_>>();
+        let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
+        processors.iter().zip(&ranks).filter(|(_, rank)| **rank == 0).for_each(|(p, _)| {
+            *sizes.entry(p.node).or_default() += 1;
+        });
+        let size = |p: &Processor| sizes.get(&p.node).copied().unwrap_or(0);
         let mut ranked = ranks.into_iter().zip(processors).collect::<Vec<_>>();
-        ranked.sort_by_key(|(rank, p)| (*rank, std::cmp::Reverse(p.speed), p.id));
+        ranked.sort_by_key(|(rank, p)| (*rank, Reverse(size(p)), p.node, Reverse(p.speed), p.id));
         ranked.into_iter().map(|(_, p)| p).collect()
     }
 }
@@ -225,6 +289,10 @@ mod elsewhere {
         None
     }
     pub(crate) fn bind(_processor: usize) {}
+    pub(crate) fn nodes_of(_processors: &[usize]) -> Vec<usize> {
+        Vec::new()
+    }
+    pub(crate) fn interleave(_nodes: &[usize]) {}
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -265,7 +333,40 @@ mod tests {
 
     /// Two cores of two threads each: 0 and 2, 1 and 3.
     fn machine() -> Vec<Processor> {
-        preference((0..4).map(|id| Processor { id, core: id % 2, speed: (0, 0) }).collect())
+        preference((0..4).map(|id| Processor { id, core: id % 2, node: 0, speed: (0, 0) }).collect())
+    }
+
+    /// Three cores at node 1, two at node 0, processors numbered in turn, each core with a second thread.
+    fn two_nodes(root: &std::path::Path) -> Vec<Processor> {
+        for id in 0..10 {
+            let (core, node) = (id % 5, [0, 1, 0, 1, 1][id % 5]);
+            let folder = root.join(format!("cpu{id}"));
+            fs::create_dir_all(folder.join("topology")).expect("a folder");
+            fs::create_dir_all(folder.join(format!("node{node}"))).expect("a folder");
+            let siblings = format!("{core},{}\n", core + 5);
+            fs::write(folder.join("topology/core_cpus_list"), siblings).expect("a file");
+        }
+        preference(topology(root, &(0..10).collect::<Vec<_>>()))
+    }
+
+    #[test]
+    fn a_pool_is_at_one_node_where_that_has_enough_cores() {
+        let root = tempfile::tempdir().expect("a folder");
+        let machine = two_nodes(root.path());
+        let ids = machine.iter().map(|p| p.id).collect::<Vec<_>>();
+        assert_eq!(ids, [1, 3, 4, 0, 2, 6, 8, 9, 5, 7], "node by node, the larger one first");
+        let folder = tempfile::tempdir().expect("a folder");
+        let claim = |threads| Cores::claim_in(folder.path(), &machine, threads);
+        let two = claim(2).expect("all are free");
+        assert_eq!(two.processors(), [1, 3]);
+        // One core is left there, so the other node has the next pool, and then there is one core here.
+        let next = claim(2).expect("two are free at the other node");
+        assert_eq!((next.processors(), claim(1).expect("one is free").processors()), (&[0, 2][..], &[4][..]));
+        drop(next);
+        assert_eq!(claim(3).expect("three are free, at two nodes").processors(), [4, 0, 2]);
+        drop(two);
+        assert_eq!(claim(5).expect("all are free").processors(), [1, 3, 4, 0, 2]);
+        assert_eq!(claim(6).expect("all are free, two threads of one core").processors(), [1, 3, 4, 0, 2, 6]);
     }
 
     fn claim(folder: &std::path::Path, threads: usize) -> Option<Cores> {

@@ -10,7 +10,8 @@
 //! With `pin`, worker `i` is bound to one processor: one per physical core, the fastest cores first, inside the
 //! affinity mask the process started with, and only cores that no other pool of this user has ([`Cores`]): where there are
 //! too few, no worker is bound and the system places them. The caller's thread belongs to the caller and is not bound
-//! unless it asks ([`Pool::pin_caller`]).
+//! unless it asks ([`Pool::pin_caller`]). Where the workers are near several memories, what they and the thread that makes the pool touch first is
+//! spread over these ([`processors`]).
 //!
 //! Limits: pinning and core detection are for Linux (elsewhere the scheduler decides, and
 //! [`Pool::physical_cores`] is the parallelism the standard library reports). A run inside a run of the same pool deadlocks.
@@ -105,10 +106,15 @@ impl Pool {
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
+        let nodes = processors::nodes_of(&processors);
+        // This thread loads what the workers will read.
+        processors::interleave(&nodes);
         let mut handles = Vec::with_capacity(threads - 1);
         for worker in 1..threads {
             let (shared, processor) = (Arc::clone(&shared), processors.get(worker).copied());
+            let nodes = nodes.clone();
             let spawned = thread::Builder::new().name(format!("compute-{worker}")).spawn(move || {
+                processors::interleave(&nodes);
                 if let Some(processor) = processor {
                     processors::bind(processor);
                 }
