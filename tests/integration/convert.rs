@@ -78,6 +78,31 @@ fn every_tensor_and_key_equals_the_independent_converters() {
     }
 }
 
+/// The layer that predicts one token further stands behind the last.
+#[test]
+fn a_layer_that_predicts_further_comes_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for (from, to) in [
+        ("hf/qwen35/config.json", "config.json"),
+        ("hf/qwen35/tokenizer.json", "tokenizer.json"),
+        ("hf/qwen35/tokenizer_config.json", "tokenizer_config.json"),
+        ("hf/qwen35/model.safetensors", "text.safetensors"),
+        ("mtp/mtp.safetensors", "mtp.safetensors"),
+    ] {
+        fs::copy(data(from), source.join(to)).unwrap();
+    }
+    let output = folder.path().join("model.gguf");
+    convert(&source, &output, &Options::new(quant::by_name("f16").unwrap(), 2), &|_, _| {}).unwrap();
+    let [ours, theirs] = [&output, &data("mtp/qwen35.gguf")].map(|path| Gguf::open(path).unwrap());
+    for info in theirs.tensors() {
+        same(&ours.require(&info.name).unwrap(), &theirs.require(&info.name).unwrap(), &info.name);
+    }
+    assert_eq!(ours.tensors().len(), theirs.tensors().len());
+    check_metadata("qwen35", &ours, &theirs);
+}
+
 fn check_metadata(name: &str, ours: &Gguf, theirs: &Gguf) {
     // What describes the file and not the model, or is said in another way with the same meaning.
     let skip = ["general.name", "general.license", "attention.sliding_window", "add_eos_token", "vocab_size"];

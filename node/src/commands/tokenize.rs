@@ -1,7 +1,7 @@
 //! `shoal tokenize`: text to ids and back.
 
 use serde_json::json;
-use shard::tokenizer::{Encode, Tokenizer};
+use shard::tokenizer::{Encode, MAX_TEXT_BYTES, Tokenizer};
 
 use super::stdin_text;
 use crate::{Error, Result, cli::TokenizeArgs, library, output};
@@ -31,7 +31,7 @@ pub(super) fn run(args: TokenizeArgs) -> Result<()> {
             if args.json { output::json_line(&json!(text)) } else { output::text(&(text + "\n")) }
         }
         (false, false) => {
-            let ids = tokenizer.encode(&input, how)?;
+            let ids = tokenizer.encode_long(&input, how, MAX_TEXT_BYTES)?;
             if args.json {
                 return output::json_line(&json!(ids));
             }

@@ -38,6 +38,8 @@ pub(super) struct Config {
     pub(super) arch: &'static str,
     /// Tensors of a text model inside a multimodal checkpoint carry a longer prefix.
     pub nested: bool,
+    /// Layers behind those of the model, which predict tokens further ahead, that are written ([`super::mtp`]).
+    pub ahead: u32,
 }
 
 impl Config {
@@ -56,7 +58,7 @@ impl Config {
         })?;
         let arch = variant(&json).unwrap_or(arch);
         let json = if arch == "kimi-linear" { synonyms::usual(json) } else { json };
-        let config = Self { json, kind, arch, nested };
+        let config = Self { json, kind, arch, nested, ahead: 0 };
         config.check_activation()?;
         config.check_rope()?;
         if config.experts() > MAX_EXPERTS {

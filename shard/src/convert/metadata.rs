@@ -35,7 +35,10 @@ impl Config {
                 writer.add_u32(&key(to), n);
             }
         }
-        writer.add_u32(&key("block_count"), self.layers()? as u32);
+        writer.add_u32(&key("block_count"), self.layers()? as u32 + self.ahead);
+        if self.ahead > 0 {
+            writer.add_u32(&key("nextn_predict_layers"), self.ahead);
+        }
         // Nothing bounds positions that do not rotate.
         let context =
             if family::is_boundless(arch) { Some(1 << 20) } else { self.size("max_position_embeddings")? };

@@ -26,6 +26,7 @@ mod latent;
 mod llama4;
 mod mamba;
 mod metadata;
+mod mtp;
 mod names;
 mod planned;
 mod pooling;
@@ -131,8 +132,9 @@ fn write(
     options: &Options,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Converted> {
-    let config = Config::read(source)?;
+    let mut config = Config::read(source)?;
     let checkpoint = Checkpoint::open(source)?;
+    config.ahead = mtp::layers(&config, &checkpoint);
     ternary::check(&config, &checkpoint)?;
     let encodes = is_encoder(config.arch());
     let mut plan = match encodes {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     checkpoint::{Checkpoint, Stored},
     config::{Config, has_delta_nets, has_latents},
-    family, gemma3n, gemma4, hybrid, kimi, latent, mamba,
+    family, gemma3n, gemma4, hybrid, kimi, latent, mamba, mtp,
     planned::{Piece, Planned, interleave},
     ternary,
 };
@@ -156,6 +156,9 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn tensor(&mut self, full: &str) -> Result<()> {
+        if let Some(part) = mtp::part(self.config, full) {
+            return self.ahead(full, part);
+        }
         let Some(name) = self.text_name(full) else { return Ok(()) };
         let Some(stored) = self.checkpoint.get(full) else { return Ok(()) };
         let (stem, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
@@ -204,6 +207,25 @@ impl Planner<'_> {
                 .and_then(|known| if known { Ok(()) } else { Err(unknown()) });
         }
         self.layer(full, layer, inner, stored).and_then(|known| if known { Ok(()) } else { Err(unknown()) })
+    }
+
+    /// A tensor of the layer behind the last that predicts one token further.
+    fn ahead(&mut self, full: &str, part: mtp::Part<'_>) -> Result<()> {
+        let (layer, stored) = (self.config.layers()?, self.checkpoint.get(full));
+        let Some(stored) = stored else { return Ok(()) };
+        let known = match part {
+            mtp::Part::None => true,
+            mtp::Part::Named(name, norm) => {
+                let planned = Planned::matrix(format!("blk.{layer}.{name}.weight"), full, stored);
+                self.add(Planned { add_one: norm && self.adds_one(), ..planned })?;
+                true
+            }
+            mtp::Part::OfLayer(inner) if inner.contains(".experts.") => {
+                self.expert(full, layer, inner, stored)?
+            }
+            mtp::Part::OfLayer(inner) => self.layer(full, layer, inner, stored)?,
+        };
+        if known { Ok(()) } else { Err(Error::unsupported(format!("tensor {full} of the checkpoint"))) }
     }
 
     /// The name inside the text model, or none for what a text model does not need.

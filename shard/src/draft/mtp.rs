@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The layer looks back at the rows that it computed before, those of the prompt among them, so it has keys and values of its own.
-//! Guessed rows leave them again; where rows were not seen it begins anew behind the gap, which costs guesses and nothing else.
+//! Guessed rows leave them again; where rows were not seen it begins again behind the gap, which costs guesses and nothing else.
 //! States are those in front of the head, behind its norm, as Qwen's models are trained.
 //!
 //! Limits: processors; models whose layer [`crate::models`] knows; one layer, which is used again for every further token.

@@ -6,7 +6,7 @@ transformers leaves these weights out of its models, so the layer is put togethe
 projection in front of a model of one layer of attention, as the checkpoints name them (`mtp.pre_fc_norm_embedding`,
 `mtp.pre_fc_norm_hidden`, `mtp.fc`, `mtp.layers.0`, `mtp.norm`). Keys and values are rounded to f16, as an engine keeps them.
 
-`qwen35.json`: the prompt (`ids`); `firsts[n]`, what the layer guesses behind its first `n + 2` tokens and how likely it finds that;
+`mtp.safetensors`: the layer as checkpoints have it, beside the tensors of `../hf/qwen35`. `qwen35.json`: the prompt (`ids`); `firsts[n]`, what the layer guesses behind its first `n + 2` tokens and how likely it finds that;
 `guesses`, the same of three tokens one after the other behind all of it.
 """
 
@@ -19,6 +19,7 @@ import sys
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 import make
 import mapping
@@ -106,6 +107,13 @@ def write(family, model, ahead, vocab):
     writer.close()
 
 
+def checkpoint(ahead):
+    own = {name: value for name, value in ahead.state_dict().items() if not name.startswith("layers.")}
+    own |= {name.removeprefix("layers."): value for name, value in ahead.state_dict().items() if name.startswith("layers.")}
+    own.pop("embed_tokens.weight")
+    save_file({f"mtp.{name}": value.half() for name, value in own.items()}, FOLDER / "mtp.safetensors")
+
+
 def main():
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
@@ -115,6 +123,7 @@ def main():
     ahead = Ahead(model).eval()
     draw(family, ahead)
     write(family, model, ahead, vocab)
+    checkpoint(ahead)
     ids = make.prompts(family, vocab)["medium"]
     with make.HalfKv(model):
         said = golden(model, ahead, ids)
