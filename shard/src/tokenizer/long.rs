@@ -31,7 +31,7 @@ impl Tokenizer {
         ids.extend(self.bos.filter(|_| how.bos && self.add_bos));
         let (mut tail, mut from): (Vec<Placed>, usize) = (Vec::new(), 0);
         loop {
-            let end = text.floor_char_boundary(from + part);
+            let end = boundary(text, from + part);
             let made = self.placed(&text[from..end], from, how.special)?;
             let joint = match from {
                 0 => (0, 0),
@@ -42,7 +42,7 @@ impl Tokenizer {
             if end == text.len() {
                 break;
             }
-            from = text.floor_char_boundary(end - part / OVERLAP);
+            from = boundary(text, end - part / OVERLAP);
             let settled = tail.partition_point(|(at, _)| *at < from);
             ids.extend(tail.drain(..settled).map(|(_, id)| id));
         }
@@ -76,6 +76,11 @@ impl Tokenizer {
         };
         Ok(ids.into_iter().enumerate().map(place).collect())
     }
+}
+
+/// The last boundary of characters at or before byte `at`.
+fn boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
 /// The first places in two lists from which on both have [`AGREE`] tokens in common.
