@@ -3,7 +3,7 @@
 //! Jobs that wait together for the same layers with the same rounding become one pass: the weights are read from memory
 //! once for all of them, and every session gets the bits it would get alone. A session's own jobs keep their order.
 
-use std::{collections::VecDeque, ops::Range, time::Instant};
+use std::{collections::VecDeque, time::Instant};
 
 use p2p::codec::{self, Wire};
 use scheduler::session::MAX_DRAFT;
@@ -14,15 +14,10 @@ use super::{
     ipc::{self, Ask, Body, Output as Told, Run, Tell, Want},
     kept::Key,
     load::Loaded,
-    session::{Admission, Held, MAX_ROWS, Sessions},
+    recent::Staged,
+    session::{Admission, Held, LOGIT_ROWS, MAX_ITEMS, MAX_ROWS, Sessions, logit_rows},
 };
 use crate::{Error, Result};
-
-/// Jobs of one pass.
-pub(super) const MAX_ITEMS: usize = 16;
-/// Rows of logits of one pass, half a megabyte each for a large vocabulary: one for every job that samples, and one for
-/// every drafted token.
-pub(super) const LOGIT_ROWS: usize = MAX_ITEMS + MAX_DRAFT as usize;
 
 /// A frame from the daemon.
 pub(super) type Asked = (Ask, Vec<u8>);
@@ -51,12 +46,6 @@ pub(super) struct Going {
     pub(super) input: Staged,
     /// Rows of the input in front of the job's, which are computed again.
     pub(super) again: usize,
-}
-
-/// Where the rows of a job lie.
-pub(super) enum Staged {
-    Tokens(Range<usize>),
-    Rows(Range<usize>),
 }
 
 impl<'m> Batcher<'m> {
@@ -325,11 +314,6 @@ impl<'m> Batcher<'m> {
             }
         }
     }
-}
-
-/// Rows of logits that a job takes.
-pub(super) fn logit_rows(run: &Run) -> usize {
-    if run.want == Want::Sample { 1 + run.draft.0.len() } else { 0 }
 }
 
 pub(super) fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, u32)) -> Tell {

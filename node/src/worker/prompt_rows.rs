@@ -6,8 +6,10 @@ use std::time::Instant;
 use shard::executor::{Capacity, Input, Item, Output, Pass};
 
 use super::{
-    batcher::{Batcher, Going, LOGIT_ROWS, Staged, told},
+    batcher::{Batcher, Going, told},
     ipc::{self, Body, Tell, Want},
+    recent::Staged,
+    session::LOGIT_ROWS,
 };
 use crate::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! The inputs of a range's last pass, for states that go back no further than to where that pass began.
+//! The inputs of passes, and those of a range's last one for states that go back no further than to where that pass began.
 //!
 //! Behind a wrong draft the next job starts in the middle of the last pass. A state of pages goes back to there; one that recurs goes back
 //! to where the pass began ([`shard::state::recurrent`]), and what the pass computed up to the job's start is computed again with
@@ -6,11 +6,20 @@
 //!
 //! Bounds: passes of [`FEW_ROWS`] rows and as many that came again, one of them per range.
 
-use super::batcher::Staged;
+use std::ops::Range;
+
 use crate::drafting::FEW_ROWS;
 
 /// Rows of a pass whose inputs are kept.
 const MOST: usize = 2 * FEW_ROWS;
+
+/// Where the inputs of a job lie among those of its pass.
+pub(super) enum Staged {
+    /// Token ids.
+    Tokens(Range<usize>),
+    /// Values of rows.
+    Rows(Range<usize>),
+}
 
 /// The inputs of a pass of few rows.
 #[derive(Default)]

@@ -7,13 +7,12 @@
 use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{self, Wire, encoded_len};
-use scheduler::{LayerRange, SessionId, SessionKind};
+use scheduler::{LayerRange, SessionId, SessionKind, session::MAX_DRAFT};
 use shard::{round::Rounding, state::SessionState};
 
 use super::{
     IDLE, MAX_SESSIONS,
-    batcher::{LOGIT_ROWS, logit_rows},
-    ipc::{self, Open, Run},
+    ipc::{self, Open, Run, Want},
     kept::{Ended, Kept, Key},
     load::Loaded,
     recent::Recent,
@@ -25,6 +24,16 @@ use crate::{state_store::file::Whose, worker::Fault};
 
 /// Rows of one pass, and so of one job: what a frame of the data plane may carry.
 pub(super) const MAX_ROWS: u32 = 256;
+/// Jobs of one pass.
+pub(super) const MAX_ITEMS: usize = 16;
+/// Rows of logits of one pass, half a megabyte each for a large vocabulary: one for every job that samples, and one for
+/// every drafted token.
+pub(super) const LOGIT_ROWS: usize = MAX_ITEMS + MAX_DRAFT as usize;
+
+/// Rows of logits that a job takes.
+pub(super) fn logit_rows(run: &Run) -> usize {
+    if run.want == Want::Sample { 1 + run.draft.0.len() } else { 0 }
+}
 
 /// One range of one session.
 pub(super) struct Held {
