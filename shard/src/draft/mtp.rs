@@ -114,13 +114,11 @@ impl StateDrafter for MtpHead {
     fn session(self: Arc<Self>, params: &SamplingParams, seed: u64) -> Result<Box<dyn StateDraft>> {
         let params = SamplingParams { logprobs: true, top_logprobs: 0, ..params.clone() };
         let vocab = self.layer.blueprint().vocab;
-        let rows = ROWS.min(self.layer.context());
-        let capacity = Capacity { rows, items: 1, logit_rows: 1 };
         Ok(Box::new(MtpDraft {
             sampler: Sampler::new(params, seed, vocab)?,
-            logits: vec![0.0; vocab],
+            logits: Vec::new(),
             state: self.layer.new_state(),
-            workspace: Workspace::new(&*self.layer, capacity)?,
+            workspace: None,
             first: 0,
             waiting: Vec::new(),
             scratch: Scratch::default(),
@@ -147,7 +145,8 @@ struct MtpDraft {
     logits: Vec<f32>,
     /// Of the rows of the positions from `first` on.
     state: SessionState,
-    workspace: Workspace,
+    /// From the first rows on: most sessions of a busy server never draft.
+    workspace: Option<Workspace>,
     first: usize,
     /// States of the positions behind those, `[n][hidden]`.
     waiting: Vec<f32>,
@@ -178,10 +177,15 @@ impl MtpDraft {
     fn read(&mut self, count: usize, tokens: &[u32], output: Output) -> Result<()> {
         let states = &self.waiting[..count * self.hidden()];
         self.head.enter(states, tokens, &mut self.scratch)?;
+        let workspace = match &mut self.workspace {
+            Some(workspace) => workspace,
+            none => {
+                let capacity = Capacity { rows: ROWS, items: 1, logit_rows: 1 };
+                none.insert(Workspace::new(&*self.head.layer, capacity)?)
+            }
+        };
         let input = Input::Activations(&self.scratch.rows);
-        self.head
-            .layer
-            .forward(&mut self.workspace, &mut [Item { state: &mut self.state, input, output }])?;
+        self.head.layer.forward(workspace, &mut [Item { state: &mut self.state, input, output }])?;
         self.waiting.drain(..count * self.hidden());
         Ok(())
     }
@@ -208,11 +212,10 @@ impl StateDraft for MtpDraft {
             return Ok(());
         }
         // The token behind the last row may not be known, and its guess is wanted later.
-        let rows = self.workspace.capacity().rows;
-        while self.waiting.len() > rows * hidden {
+        while self.waiting.len() > ROWS * hidden {
             let at = self.first + self.state.len() + 1;
-            let tokens = text.get(at..at + rows).ok_or_else(|| Error::invalid("states beyond the text"))?;
-            self.read(rows, tokens, Output::None)?;
+            let tokens = text.get(at..at + ROWS).ok_or_else(|| Error::invalid("states beyond the text"))?;
+            self.read(ROWS, tokens, Output::None)?;
         }
         Ok(())
     }
@@ -227,15 +230,16 @@ impl StateDraft for MtpDraft {
         self.text.extend_from_slice(text);
         self.read(waiting, &text[text.len() - waiting..], Output::Last)?;
         let known = self.state.len();
-        loop {
-            self.logits.copy_from_slice(self.workspace.logits(0));
+        while let Some(workspace) = &self.workspace {
+            self.logits.clear();
+            self.logits.extend_from_slice(workspace.logits(0));
             let guess = said(&mut self.sampler, &mut self.logits, &self.text)?;
             self.text.push(guess.token);
             self.said.push(guess);
             if self.said.len() == most || self.state.len() == self.state.limit() {
                 break;
             }
-            self.waiting.extend_from_slice(self.workspace.states(0));
+            self.waiting.extend_from_slice(workspace.states(0));
             self.read(1, &[guess.token], Output::Last)?;
         }
         self.state.rewind(known);

@@ -461,7 +461,8 @@ impl<'m> Batch<'m> {
                 // Computing much again, as behind a shift, is no pass to compare others with.
                 let rows = session.state.len() - start;
                 let took = (alone && rows <= FEW_ROWS).then_some((rows, began));
-                let states = self.workspace.states(item);
+                // Beside other sessions nothing is drafted, and a draft head has nothing to see.
+                let states = if alone { self.workspace.states(item) } else { &[] };
                 session.steps(&self.model.tokenizer, (logits, states), &mut self.logits, took);
             } else {
                 if shows {

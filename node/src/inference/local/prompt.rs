@@ -210,8 +210,8 @@ impl Session {
         self.ids.truncate(kept);
     }
 
-    /// Computes the next rows of `text` but for its last one; `head` sees the states behind them.
-    fn forward_seen(&mut self, model: &Model, text: &[u32], head: &mut dyn StateDraft) -> Result<()> {
+    /// Computes the next rows of `text` but for its last one; the states behind them are there then. The position of the first.
+    fn forward_states(&mut self, model: &Model, text: &[u32]) -> Result<usize> {
         let from = self.len();
         let ids = &text[from..(text.len() - 1).min(from + self.workspace.capacity().rows)];
         let mut items = [Item { state: &mut self.state, input: Input::Tokens(ids), output: Output::All }];
@@ -219,7 +219,7 @@ impl Session {
         let pass = Pass { layers, rounding, states: true, top: 0 };
         model.executor.pass(&mut self.workspace, pass, &mut items)?;
         self.ids.extend_from_slice(ids);
-        Ok(head.see(from, self.workspace.states(0), text)?)
+        Ok(from)
     }
 
     fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
@@ -227,6 +227,15 @@ impl Session {
         model.executor.run(&mut self.workspace, model.executor.range(), &self.rounding, &mut [item])?;
         self.ids.extend_from_slice(ids);
         Ok(())
+    }
+}
+
+/// Shows a draft head the states behind the rows of `text` from position `from` on, if any; one that fails drafts no more.
+fn show(head: &mut Option<Box<dyn StateDraft>>, from: usize, states: &[f32], text: &[u32]) {
+    let Some(draft) = head.as_mut().filter(|_| !states.is_empty()) else { return };
+    if let Err(error) = draft.see(from, states, text) {
+        tracing::warn!(%error, "the draft head failed");
+        *head = None;
     }
 }
 
@@ -281,13 +290,13 @@ pub fn generate(
     let mut head = head.transpose()?;
     while session.len() < prompt.len() {
         let left = prompt.len() - session.len();
-        match &mut head {
-            Some(head) if looks_back && left > 1 => session.forward_seen(model, prompt, &mut **head)?,
-            _ => {
-                let rows = left.min(session.workspace.capacity().rows);
-                let output = if rows == left { Output::Last } else { Output::None };
-                session.forward(model, &prompt[session.len()..][..rows], output)?;
-            }
+        if looks_back && left > 1 {
+            let from = session.forward_states(model, prompt)?;
+            show(&mut head, from, session.workspace.states(0), prompt);
+        } else {
+            let rows = left.min(session.workspace.capacity().rows);
+            let output = if rows == left { Output::Last } else { Output::None };
+            session.forward(model, &prompt[session.len()..][..rows], output)?;
         }
         let (done, total) = (session.len() - reused_tokens, prompt.len() - reused_tokens);
         if on_event(Event::Prefill { done, total }).is_break() {
@@ -372,12 +381,10 @@ pub fn generate(
             }
             clock = Instant::now();
         }
-        if let Some(head) = &mut head {
-            // The rows computed again, the last one known, and those of drafts that were right.
-            let rows = (first + history.len() - known) * hidden;
-            let seen = session.workspace.states(0).get(..rows).filter(|states| !states.is_empty());
-            seen.map_or(Ok(()), |states| head.see(known - 1 - first, states, &history))?;
-        }
+        // The rows computed again, the last one known, and those of drafts that were right.
+        let seen = (first + history.len() - known) * hidden;
+        let states = session.workspace.states(0).get(..seen).unwrap_or_default();
+        show(&mut head, known - 1 - first, states, &history);
         session.go_back(known + right);
         if answers {
             let took = (rows as u32, spent.as_secs_f64() * 1e3);
