@@ -466,7 +466,8 @@ mod tests {
         assert_eq!(sizes, [MAX_ITEMS, 3]);
     }
 
-    /// A session whose state is a recurrence goes back to its checkpoint, says so, and gives the same rows from there.
+    /// A session whose state is a recurrence goes back into its last pass if that was short, else to a checkpoint, says so, and gives the
+    /// same rows from there.
     #[test]
     fn a_state_that_cannot_go_back_all_the_way_asks_for_what_it_lacks() {
         const HIDDEN: usize = 64;
@@ -512,6 +513,11 @@ mod tests {
         rows(0, 200).unwrap();
         rows(200, 100).unwrap();
         let (expected, row) = (rows(300, 20).unwrap(), HIDDEN * size_of::<f32>());
+        for _ in 0..2 {
+            assert!(rows(310, 10).unwrap() == expected[10 * row..], "ten rows of the last pass come again");
+        }
+        rows(320, 100).unwrap();
+        assert_eq!(rows(400, 10), Err(320), "the last pass was too long to be kept");
         assert_eq!(rows(310, 10), Err(256), "behind the end and beyond the checkpoint");
         assert_eq!(rows(310, 10), Err(256), "nothing more is lost by asking again");
         rows(256, 44).unwrap();
