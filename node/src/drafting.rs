@@ -147,15 +147,18 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// What `choice` lets draft, as deep as `depth` finds it to pay. Where a session does not go back behind a wrong draft, much is
-    /// computed again, and drafts are made only by name.
-    pub fn new(choice: &Draft, goes_back: bool, depth: Depth) -> Self {
-        let choice = if *choice == Draft::Auto && !goes_back { &Draft::Off } else { choice };
+    /// What `choice` lets draft for a session whose rows see what `attention` says, as deep as `depth` finds it to pay. No draft reaches
+    /// over a position where something is forgotten. Where a session does not go back behind a wrong draft, much is computed again, and
+    /// drafts are made only by name.
+    pub fn new(choice: &Draft, attention: AttentionKind, depth: Depth) -> Self {
+        let named = *choice != Draft::Auto;
+        let choice = if named || attention.goes_back() { choice } else { &Draft::Off };
         let lookup = || Box::new(Lookup::default()) as Box<dyn Drafter>;
         Self {
             drafter: choice.lookup().then(lookup),
             grammar: choice.grammar(),
             takes_head: choice.head(),
+            attention,
             depth: Some(depth),
             odds: PRIORS.iter().map(|chance| Odds::new(*chance, 4.0)).collect(),
             ..Self::default()
@@ -165,18 +168,12 @@ impl Drafting {
     /// As [`Self::new`] on this machine alone, where nothing is believed of its speed. Behind a wrong draft every state goes back to
     /// where the pass began at least: the rows that were right come again in the next one.
     pub fn alone(choice: &Draft, attention: AttentionKind) -> Self {
-        let mut drafting = Self::new(choice, attention.goes_back(), Depth::unmeasured(ROW_SHARE));
-        drafting.end_within(attention);
+        let mut drafting = Self::new(choice, attention, Depth::unmeasured(ROW_SHARE));
         // Tests want every draft sent.
         if cfg!(debug_assertions) && (cfg!(test) || std::env::var_os("SHOAL_DRAFT").is_some()) {
             drafting.send_all();
         }
         drafting
-    }
-
-    /// Drafts for a session whose rows see what `attention` says: none reaches over a position where something is forgotten.
-    pub fn end_within(&mut self, attention: AttentionKind) {
-        self.attention = attention;
     }
 
     /// A draft model drafts, too, of which a guess is believed to take `share` of a step of one row.
@@ -492,8 +489,11 @@ mod tests {
     use super::*;
 
     fn drafting(choice: &str, plain_ms: f64) -> Drafting {
-        let mut drafting =
-            Drafting::new(&choice.parse().unwrap(), true, Depth::new(plain_ms, plain_ms * 0.05));
+        let mut drafting = Drafting::new(
+            &choice.parse().unwrap(),
+            AttentionKind::Dense,
+            Depth::new(plain_ms, plain_ms * 0.05),
+        );
         drafting.ask_model(0.1);
         drafting
     }
@@ -539,7 +539,8 @@ mod tests {
 
     #[test]
     fn what_takes_longer_than_it_saves_is_not_asked() {
-        let mut drafting = Drafting::new(&"minnow".parse().unwrap(), true, Depth::new(100.0, 5.0));
+        let mut drafting =
+            Drafting::new(&"minnow".parse().unwrap(), AttentionKind::Dense, Depth::new(100.0, 5.0));
         drafting.ask_model(1.0);
         assert_eq!(answer(&mut drafting, 60, 1.0).0, 0);
         // A text that takes longer to read than what is left of the answer is worth.
@@ -554,9 +555,9 @@ mod tests {
     /// What a pass forgets it cannot take back, so no draft is behind it.
     #[test]
     fn no_draft_reaches_over_what_is_forgotten() {
-        let mut drafting = Drafting::new(&"lookup".parse().unwrap(), false, Depth::new(100.0, 5.0));
+        let forgets = "h2o:budget=128,sinks=0,window=16".parse().unwrap();
+        let mut drafting = Drafting::new(&"lookup".parse().unwrap(), forgets, Depth::new(100.0, 5.0));
         drafting.send_all();
-        drafting.end_within("h2o:budget=128,sinks=0,window=16".parse().unwrap());
         for (known, most) in [(100, 8), (125, 3), (127, 1), (128, 0), (129, 0), (130, 8), (190, 2), (192, 0)]
         {
             let repeats: Vec<u32> = (0..known).map(|at| at % 20).collect();

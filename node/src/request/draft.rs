@@ -25,9 +25,6 @@ use crate::{
 pub struct DraftTerms {
     /// What may draft.
     pub choice: Draft,
-    /// Whether what a session remembers goes back behind a wrong draft, if only to where the pass began. Where much is computed again,
-    /// drafts are made only by name.
-    pub goes_back: bool,
     /// What the rows of the session see.
     pub attention: AttentionKind,
     /// A step of one row, ms.
@@ -80,8 +77,7 @@ impl Drafts {
     /// Those of a session.
     pub(super) fn new(session: scheduler::SessionId, terms: &DraftTerms) -> Self {
         let depth = Depth::new(terms.plain_ms, terms.row_ms);
-        let mut drafting = Drafting::new(&terms.choice, terms.goes_back, depth);
-        drafting.end_within(terms.attention);
+        let mut drafting = Drafting::new(&terms.choice, terms.attention, depth);
         terms.head_bytes.into_iter().for_each(|bytes| drafting.ask_head(bytes));
         if drafts_for_tests() {
             drafting.send_all();
@@ -371,7 +367,6 @@ mod tests {
         let new = |choice: &str| {
             let terms = DraftTerms {
                 choice: choice.parse().unwrap(),
-                goes_back: true,
                 attention: AttentionKind::Dense,
                 plain_ms: 300.0,
                 row_ms: 4.0,
@@ -400,7 +395,6 @@ mod tests {
     fn what_is_forced_goes_first_and_is_judged_by_itself() {
         let terms = DraftTerms {
             choice: Draft::Auto,
-            goes_back: true,
             attention: AttentionKind::Dense,
             plain_ms: 300.0,
             row_ms: 4.0,

@@ -24,7 +24,7 @@ pub(super) fn layers(config: &Config, checkpoint: &Checkpoint<'_>) -> u32 {
 }
 
 /// What is behind `mtp.` in a name that begins so.
-fn stripped(full: &str) -> Option<&str> {
+pub(super) fn stripped(full: &str) -> Option<&str> {
     full.trim_start_matches("model.").strip_prefix("mtp.")
 }
 

@@ -147,6 +147,11 @@ pub(super) fn plan(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<Vec<P
     Ok(planned.into_values().collect())
 }
 
+/// What is said of a tensor that has no place in the file.
+fn unknown(full: &str) -> Error {
+    Error::unsupported(format!("tensor {full} of the checkpoint"))
+}
+
 struct Planner<'a> {
     config: &'a Config,
     checkpoint: &'a Checkpoint<'a>,
@@ -186,12 +191,11 @@ impl Planner<'_> {
             }
             return self.add(planned);
         }
-        let unknown = || Error::unsupported(format!("tensor {full} of the checkpoint"));
         let mut parts = name.splitn(3, '.');
         let (Some("layers"), Some(layer), Some(inner)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(unknown());
+            return Err(unknown(full));
         };
-        let layer: usize = layer.parse().map_err(|_| unknown())?;
+        let layer: usize = layer.parse().map_err(|_| unknown(full))?;
         if self.is_ahead(layer)? {
             return Ok(());
         }
@@ -201,38 +205,36 @@ impl Planner<'_> {
                 self.config.layers()?
             )));
         }
-        if inner.contains(".experts.") {
-            return self
-                .expert(full, layer, inner, stored)
-                .and_then(|known| if known { Ok(()) } else { Err(unknown()) });
-        }
-        self.layer(full, layer, inner, stored).and_then(|known| if known { Ok(()) } else { Err(unknown()) })
+        self.of_layer(full, layer, inner, stored)
     }
 
     /// A tensor of the layer behind the last that predicts one token further.
     fn ahead(&mut self, full: &str, part: mtp::Part<'_>) -> Result<()> {
         let (layer, stored) = (self.config.layers()?, self.checkpoint.get(full));
         let Some(stored) = stored else { return Ok(()) };
-        let known = match part {
-            mtp::Part::None => true,
+        match part {
+            mtp::Part::None => Ok(()),
             mtp::Part::Named(name, norm) => {
                 let planned = Planned::matrix(format!("blk.{layer}.{name}.weight"), full, stored);
-                self.add(Planned { add_one: norm && self.adds_one(), ..planned })?;
-                true
+                self.add(Planned { add_one: norm && self.adds_one(), ..planned })
             }
-            mtp::Part::OfLayer(inner) if inner.contains(".experts.") => {
-                self.expert(full, layer, inner, stored)?
-            }
-            mtp::Part::OfLayer(inner) => self.layer(full, layer, inner, stored)?,
+            mtp::Part::OfLayer(inner) => self.of_layer(full, layer, inner, stored),
+        }
+    }
+
+    /// A tensor of layer `layer`, called `inner` there.
+    fn of_layer(&mut self, full: &str, layer: usize, inner: &str, stored: &Stored) -> Result<()> {
+        let known = match inner.contains(".experts.") {
+            true => self.expert(full, layer, inner, stored)?,
+            false => self.layer(full, layer, inner, stored)?,
         };
-        if known { Ok(()) } else { Err(Error::unsupported(format!("tensor {full} of the checkpoint"))) }
+        if known { Ok(()) } else { Err(unknown(full)) }
     }
 
     /// The name inside the text model, or none for what a text model does not need.
     fn text_name<'n>(&self, full: &'n str) -> Option<&'n str> {
-        let ahead = full.trim_start_matches("model.").starts_with("mtp.");
         let arch = self.config.arch();
-        let skips = ahead && (has_delta_nets(arch) || family::is_nemotron(arch));
+        let skips = mtp::stripped(full).is_some() && (has_delta_nets(arch) || family::is_nemotron(arch));
         if full.ends_with("rotary_emb.inv_freq") || skips {
             return None;
         }

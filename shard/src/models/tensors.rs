@@ -1,9 +1,6 @@
 //! Which tensors a family has, with their shapes, and the check that a file has exactly those.
 
-use crate::{
-    Error, Result,
-    gguf::{Gguf, TensorInfo},
-};
+use crate::{Error, Result, gguf::Gguf};
 
 /// Whether a tensor must be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,11 +80,11 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[&[Rule]], unused: usize) -
 
 /// Whether layer `index` has what the rules say and nothing else.
 pub fn are(gguf: &Gguf, rules: &[Rule], index: usize) -> bool {
-    let named = |info: &TensorInfo| {
-        split(&info.name).filter(|(layer, _)| *layer == index).map(|(_, name)| name.to_owned())
-    };
+    let named = gguf.tensors().iter().filter_map(|info| split(&info.name));
     rules.iter().all(|rule| check_one(gguf, rule, &layer_name(index, rule.name)).is_ok())
-        && gguf.tensors().iter().filter_map(named).all(|name| rules.iter().any(|rule| rule.name == name))
+        && named
+            .filter(|(layer, _)| *layer == index)
+            .all(|(_, name)| rules.iter().any(|rule| rule.name == name))
 }
 
 fn check_one(gguf: &Gguf, rule: &Rule, name: &str) -> Result<()> {

@@ -17,9 +17,8 @@ use crate::{
 pub(super) fn terms(local: &Local, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
     let ready = &local.ready;
     let row_ms = ROW_SHARE * ready.times.decode_ms * f64::from(ready.num_layers);
-    let (attention, goes_back) = (ask.kind.attention, ask.kind.attention.goes_back());
     let (choice, head_bytes) = (ask.sampling.draft.clone(), ready.abilities.draft_head_bytes);
-    DraftTerms { choice, goes_back, attention, plain_ms, row_ms, head_bytes }
+    DraftTerms { choice, attention: ask.kind.attention, plain_ms, row_ms, head_bytes }
 }
 
 /// Where a draft model drafts for it, if one is to and can now. One that goes on after a crash (`resumed`) goes on without a

@@ -210,21 +210,16 @@ impl Session {
         self.ids.truncate(kept);
     }
 
-    /// Computes the next rows of `text` but for its last one; the states behind them are there then. The position of the first.
-    fn forward_states(&mut self, model: &Model, text: &[u32]) -> Result<usize> {
-        let from = self.len();
-        let ids = &text[from..(text.len() - 1).min(from + self.workspace.capacity().rows)];
-        let mut items = [Item { state: &mut self.state, input: Input::Tokens(ids), output: Output::All }];
-        let (layers, rounding) = (model.executor.range(), &self.rounding);
-        let pass = Pass { layers, rounding, states: true, top: 0 };
-        model.executor.pass(&mut self.workspace, pass, &mut items)?;
-        self.ids.extend_from_slice(ids);
-        Ok(from)
+    fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
+        self.pass(model, ids, output, false)
     }
 
-    fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
+    /// Computes rows to their logits, or to the `states` in front of the head.
+    fn pass(&mut self, model: &Model, ids: &[u32], output: Output, states: bool) -> Result<()> {
         let item = Item { state: &mut self.state, input: Input::Tokens(ids), output };
-        model.executor.run(&mut self.workspace, model.executor.range(), &self.rounding, &mut [item])?;
+        let (layers, rounding) = (model.executor.range(), &self.rounding);
+        let pass = Pass { layers, rounding, states, top: 0 };
+        model.executor.pass(&mut self.workspace, pass, &mut [item])?;
         self.ids.extend_from_slice(ids);
         Ok(())
     }
@@ -289,14 +284,18 @@ pub fn generate(
     });
     let mut head = head.transpose()?;
     while session.len() < prompt.len() {
-        let left = prompt.len() - session.len();
-        if looks_back && left > 1 {
-            let from = session.forward_states(model, prompt)?;
+        let (from, left) = (session.len(), prompt.len() - session.len());
+        // The last row has a pass of its own where the states of those before it are wanted.
+        let shows = looks_back && left > 1;
+        let rows = session.workspace.capacity().rows.min(if shows { left - 1 } else { left });
+        let output = match rows == left {
+            true => Output::Last,
+            false if shows => Output::All,
+            false => Output::None,
+        };
+        session.pass(model, &prompt[from..][..rows], output, shows)?;
+        if shows {
             show(&mut head, from, session.workspace.states(0), prompt);
-        } else {
-            let rows = left.min(session.workspace.capacity().rows);
-            let output = if rows == left { Output::Last } else { Output::None };
-            session.forward(model, &prompt[session.len()..][..rows], output)?;
         }
         let (done, total) = (session.len() - reused_tokens, prompt.len() - reused_tokens);
         if on_event(Event::Prefill { done, total }).is_break() {
