@@ -19,11 +19,14 @@ use scheduler::{
 };
 use shard::{
     draft::{
-        DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, Lookup, PRIORS, StateDraft, TRUSTS,
-        forced,
+        DraftModel, DraftSampler, DraftToken, DraftedBy, Drafter, Guess, Lookup, PRIORS, TRUSTS, forced,
     },
     executor::Executor,
 };
+
+pub use self::head::HeadDraft;
+
+mod head;
 
 /// What one more row of a step is believed to take before it was measured, in parts of a row by itself: between a thirteenth,
 /// the arithmetic, and a sixth, kernels for few rows.
@@ -214,15 +217,10 @@ impl Drafting {
     }
 
     /// Has the draft head of this process guess what follows `context`.
-    pub fn foresee_by(&mut self, context: &[u32], head: &mut dyn StateDraft) {
-        let (most, began) = (self.foresees(), Instant::now());
-        if most == 0 {
-            return self.foreseen([], 0.0);
-        }
-        let said = head.guess(context, most);
-        let said =
-            said.inspect_err(|error| tracing::warn!(%error, "the draft head failed")).unwrap_or_default();
-        self.foreseen(said.iter().copied(), began.elapsed().as_secs_f64() * 1e3);
+    pub fn foresee_by(&mut self, context: &[u32], head: &mut HeadDraft) {
+        let began = Instant::now();
+        let said = head.guess(context, self.foresees());
+        self.foreseen(said, began.elapsed().as_secs_f64() * 1e3);
     }
 
     /// What the draft head guesses behind what is drafted already.

@@ -124,6 +124,9 @@ pub trait StateDrafter: Send + Sync {
     /// Bytes that are read for a guess.
     fn bytes(&self) -> usize;
 
+    /// Bytes that it remembers of a position of an answer.
+    fn position_bytes(&self) -> usize;
+
     /// Whether it guesses better where it saw the rows of the prompt ([`StateDraft::see`]), and not the last one alone.
     fn looks_back(&self) -> bool;
 

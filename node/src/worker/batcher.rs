@@ -303,7 +303,7 @@ impl<'m> Batcher<'m> {
                         let states = states.and_then(|states| states.get(..chosen.len() * width));
                         if let (Some(states), Some(last)) = (states, chosen.last_mut()) {
                             let from = position - 1;
-                            last.foreseen = conductor.foresee((from, states), job.run.foresee.into())?;
+                            last.foreseen = conductor.foresee((from, states), job.run.foresee.into());
                         }
                         let prompt = conductor.prompt(&chosen);
                         let payload =

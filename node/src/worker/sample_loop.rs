@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use scheduler::session::MAX_DRAFT;
 use shard::{
-    draft::StateDraft,
     executor::Executor,
     sample::{Sampler, SamplingParams},
     stop::StopStrings,
@@ -21,14 +20,7 @@ use super::{
     load::Loaded,
     pooling::PromptPooling,
 };
-use crate::{Error, Result, constrain::Constraint};
-
-/// A draft head and one answer.
-struct Head {
-    draft: Box<dyn StateDraft>,
-    /// Whether it was shown anything: then it is shown all that follows, also where no guess is wanted.
-    sees: bool,
-}
+use crate::{Error, Result, constrain::Constraint, drafting::HeadDraft};
 
 /// Chooses the tokens of one session.
 pub(super) struct SampleLoop<'m> {
@@ -36,7 +28,7 @@ pub(super) struct SampleLoop<'m> {
     tokenizer: &'m Tokenizer,
     sampler: Sampler,
     /// What the model's draft head knows of it.
-    head: Option<Head>,
+    head: HeadDraft,
     history: Vec<u32>,
     prompt: usize,
     stop: Vec<String>,
@@ -75,8 +67,7 @@ impl<'m> SampleLoop<'m> {
         let pooling =
             conduct.pooling.map(|task| PromptPooling::new(&model.pooling, task, what)).transpose()?;
         let params = SamplingParams::from(conduct.sampling);
-        let head = model.draft_head.clone().map(|head| head.session(&params, conduct.seed)).transpose()?;
-        let head = head.map(|draft| Head { draft, sees: false });
+        let head = HeadDraft::begin(model.draft_head.clone(), &params, conduct.seed);
         let mut conductor = Self {
             model,
             echo,
@@ -291,32 +282,23 @@ impl<'m> SampleLoop<'m> {
         looks_back && (from as usize) < self.prompt
     }
 
-    /// Shows the draft head the hidden states behind the tokens from position `from` on, `[n][hidden]`. One that fails drafts no more.
+    /// Shows the draft head the hidden states behind the tokens from position `from` on, `[n][hidden]`.
     pub(super) fn show(&mut self, from: usize, states: &[f32]) {
-        let Some(head) = &mut self.head else { return };
-        head.sees = true;
-        if let Err(error) = head.draft.see(from, states, &self.history) {
-            tracing::warn!(%error, "the draft head failed");
-            self.head = None;
-        }
+        self.head.see(from, states, &self.history);
     }
 
     /// What the model's draft head guesses to follow the last token, `most` tokens; the hidden states behind the tokens from position
     /// `from` on, of which the last one led to it, are `states`.
-    ///
-    /// # Errors
-    /// Those of the engine.
-    pub(super) fn foresee(&mut self, (from, states): (usize, &[f32]), most: usize) -> Result<Foreseen> {
-        if most > 0 || self.head.as_ref().is_some_and(|head| head.sees) {
+    pub(super) fn foresee(&mut self, (from, states): (usize, &[f32]), most: usize) -> Foreseen {
+        if most > 0 || self.head.sees() {
             self.show(from, states);
         }
-        let Some(head) = self.head.as_mut().filter(|_| most > 0 && !self.ended) else {
-            return Ok(Foreseen::default());
-        };
+        let most = if self.ended { 0 } else { most.min(MAX_DRAFT as usize) };
         let began = Instant::now();
-        let said = head.draft.guess(&self.history, most.min(MAX_DRAFT as usize))?;
-        let guesses = said.iter().map(|said| (said.token, said.chance)).collect();
-        Ok(Foreseen { guesses, us: began.elapsed().as_micros() as u32 })
+        let said = self.head.guess(&self.history, most);
+        let guesses: Vec<_> = said.iter().map(|said| (said.token, said.chance)).collect();
+        let us = if guesses.is_empty() { 0 } else { began.elapsed().as_micros() as u32 };
+        Foreseen { guesses, us }
     }
 
     /// The text still held back, since no token follows.

@@ -208,6 +208,10 @@ impl StateDrafter for DraftHead {
         [&self.gate_up, &self.down, &self.out].iter().map(|matrix| matrix.resident_bytes()).sum()
     }
 
+    fn position_bytes(&self) -> usize {
+        0
+    }
+
     fn looks_back(&self) -> bool {
         false
     }

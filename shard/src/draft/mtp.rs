@@ -17,6 +17,8 @@
 
 use std::sync::Arc;
 
+use scheduler::CacheType;
+
 use super::{DraftToken, StateDraft, StateDrafter, said};
 use crate::{
     Error, Result,
@@ -32,6 +34,8 @@ use crate::{
 const EDGE: usize = 512;
 /// Rows of one pass over what was seen.
 const ROWS: usize = 64;
+/// Positions over which what a state costs anyway is spread.
+const POSITIONS: usize = 256;
 
 /// The layer ready to guess: weights alone, so that all sessions of a model share it.
 pub struct MtpHead {
@@ -105,6 +109,10 @@ fn is_held(gguf: &Gguf, index: usize) -> bool {
 impl StateDrafter for MtpHead {
     fn bytes(&self) -> usize {
         self.layer.bytes_per_token(0) + self.eh_proj.resident_bytes()
+    }
+
+    fn position_bytes(&self) -> usize {
+        self.layer.state_bytes(self.layer.range(), POSITIONS, CacheType::F16).div_ceil(POSITIONS)
     }
 
     fn looks_back(&self) -> bool {

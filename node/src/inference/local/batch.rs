@@ -244,7 +244,8 @@ pub fn drafter_bytes(model: &Model) -> usize {
 /// Bytes that a position of a session costs, with its share of what a session costs anyway.
 fn position_bytes(model: &Model, cache: CacheType) -> usize {
     let positions = model.ctx.min(256);
-    model.executor.state_bytes(model.executor.range(), positions, cache).div_ceil(positions)
+    let state = model.executor.state_bytes(model.executor.range(), positions, cache).div_ceil(positions);
+    state + model.draft_head.as_ref().map_or(0, |head| head.position_bytes())
 }
 
 struct Batch<'m> {
@@ -330,7 +331,7 @@ impl<'m> Batch<'m> {
     }
 
     fn reading(&self) -> Reading {
-        let caches: usize = self.sessions.iter().map(|session| session.state.bytes()).sum();
+        let caches: usize = self.sessions.iter().map(Session::bytes).sum();
         let drafter = self.drafter.as_ref().map_or(0, DraftModel::bytes);
         let (used, kept) = (caches + drafter + self.pooling.used_bytes(), self.kept.bytes());
         Reading {

@@ -17,7 +17,7 @@ use std::{
 use api::choice::Draft;
 use scheduler::{SessionKind, session::MAX_DRAFT};
 use shard::{
-    draft::{DraftModel, DraftSampler, StateDraft},
+    draft::{DraftModel, DraftSampler},
     executor::{Input, Item, Output, Pass, Workspace},
     round::Rounding,
     sample::{Logprob, Sampler, SamplingParams},
@@ -28,7 +28,7 @@ use shard::{
 use super::shift;
 use crate::{
     Error, Result,
-    drafting::{Asking, Drafting, READ_FOR, Tally},
+    drafting::{Asking, Drafting, HeadDraft, READ_FOR, Tally},
     model::Model,
 };
 
@@ -225,15 +225,6 @@ impl Session {
     }
 }
 
-/// Shows a draft head the states behind the rows of `text` from position `from` on, if any; one that fails drafts no more.
-fn show(head: &mut Option<Box<dyn StateDraft>>, from: usize, states: &[f32], text: &[u32]) {
-    let Some(draft) = head.as_mut().filter(|_| !states.is_empty()) else { return };
-    if let Err(error) = draft.see(from, states, text) {
-        tracing::warn!(%error, "the draft head failed");
-        *head = None;
-    }
-}
-
 /// Computes the prompt and generates, telling `on_event` about every step; `Break` from it ends the generation.
 pub fn generate(
     model: &Model,
@@ -278,11 +269,8 @@ pub fn generate(
     let mut drafting = Drafting::alone(&request.draft, attention);
     let drafter = model.draft_head.clone().filter(|_| drafting.takes_head());
     let looks_back = drafter.as_ref().is_some_and(|head| head.looks_back()) && room >= READ_FOR;
-    let head = drafter.map(|head| {
-        drafting.ask_head(head.bytes() as u64);
-        head.session(&request.sampling, request.seed)
-    });
-    let mut head = head.transpose()?;
+    drafter.iter().for_each(|head| drafting.ask_head(head.bytes() as u64));
+    let mut head = HeadDraft::begin(drafter, &request.sampling, request.seed);
     while session.len() < prompt.len() {
         let (from, left) = (session.len(), prompt.len() - session.len());
         // The last row has a pass of its own where the states of those before it are wanted.
@@ -295,7 +283,7 @@ pub fn generate(
         };
         session.pass(model, &prompt[from..][..rows], output, shows)?;
         if shows {
-            show(&mut head, from, session.workspace.states(0), prompt);
+            head.see(from, session.workspace.states(0), prompt);
         }
         let (done, total) = (session.len() - reused_tokens, prompt.len() - reused_tokens);
         if on_event(Event::Prefill { done, total }).is_break() {
@@ -336,9 +324,7 @@ pub fn generate(
         let draft = if answers {
             let left = room - summary.ids.len() - 1;
             let most = left.min(model.ctx - known);
-            if let Some(head) = &mut head {
-                drafting.foresee_by(&history, &mut **head);
-            }
+            drafting.foresee_by(&history, &mut head);
             match (drafter, &mut session.drafter, &mut draws) {
                 (Some(of), Some(model), Some(sampler)) => {
                     let asking = Asking { executor: &*of.executor, model, sampler };
@@ -383,7 +369,7 @@ pub fn generate(
         // The rows computed again, the last one known, and those of drafts that were right.
         let seen = (first + history.len() - known) * hidden;
         let states = session.workspace.states(0).get(..seen).unwrap_or_default();
-        show(&mut head, known - 1 - first, states, &history);
+        head.see(known - 1 - first, states, &history);
         session.go_back(known + right);
         if answers {
             let took = (rows as u32, spent.as_secs_f64() * 1e3);

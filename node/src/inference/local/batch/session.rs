@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprobs, Usage};
 use shard::{
-    draft::{DraftModel, DraftSampler, StateDraft},
+    draft::{DraftModel, DraftSampler},
     sample::{Logprob, Sampler},
     state::{PrefixCache, SessionState},
     stop::StopStrings,
@@ -19,7 +19,7 @@ use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named, shift};
 use crate::{
     Result,
     constrain::Constraint,
-    drafting::{Asking, Drafting, FEW_ROWS, READ_FOR},
+    drafting::{Asking, Drafting, FEW_ROWS, HeadDraft, READ_FOR},
     model::{Model, ModelDrafter},
 };
 
@@ -36,7 +36,7 @@ pub(super) struct Session<'m> {
     /// The model that drafts for it, and how that chooses.
     drafter: Option<(&'m ModelDrafter, DraftSampler)>,
     /// What the model's draft head knows of it, and whether the rows of the prompt are to be among that.
-    head: Option<(Box<dyn StateDraft>, bool)>,
+    head: (HeadDraft, bool),
     extent: Extent,
     /// Bytes its cache may grow to.
     pub(super) reserved_bytes: usize,
@@ -110,14 +110,11 @@ impl<'m> Session<'m> {
             drafting.ask_model(drafter.share);
             Some((drafter, draws))
         });
-        let head = model.draft_head.clone().filter(|_| drafting.takes_head()).and_then(|head| {
-            let looks_back = head.looks_back() && room >= READ_FOR && ask.echo.is_none();
-            drafting.ask_head(head.bytes() as u64);
-            let session = head.session(&ask.sampling, ask.seed);
-            let session =
-                session.inspect_err(|error| tracing::warn!(%error, "the draft head cannot draw")).ok()?;
-            Some((session, looks_back))
-        });
+        let head = model.draft_head.clone().filter(|_| drafting.takes_head());
+        head.iter().for_each(|head| drafting.ask_head(head.bytes() as u64));
+        let looks_back = head.as_ref().is_some_and(|head| head.looks_back());
+        let looks_back = looks_back && room >= READ_FOR && ask.echo.is_none();
+        let head = (HeadDraft::begin(head, &ask.sampling, ask.seed), looks_back);
         Ok(Self {
             drafting,
             drafter,
@@ -167,9 +164,7 @@ impl<'m> Session<'m> {
             Some(constraint) if self.drafting.takes_forced() => constraint.forced(tokenizer, most),
             _ => Vec::new(),
         };
-        if let Some((head, _)) = &mut self.head {
-            self.drafting.foresee_by(&self.ids, &mut **head);
-        }
+        self.drafting.foresee_by(&self.ids, &mut self.head.0);
         let draft = match (&mut self.drafter, model) {
             (Some((of, sampler)), Some(model)) => {
                 let asking = Asking { executor: &*of.executor, model, sampler };
@@ -219,6 +214,11 @@ impl<'m> Session<'m> {
         }
         self.span
             .in_scope(|| if answered { tracing::info!("answered") } else { tracing::info!("cancelled") });
+    }
+
+    /// Bytes of state in memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.state.bytes() + self.head.0.bytes()
     }
 
     pub(super) fn fail(&mut self, error: &dyn std::error::Error) {
@@ -282,19 +282,13 @@ impl<'m> Session<'m> {
     /// Tells the draft head of the states of `rows` rows from position `from` on, of which the first `count` are those of the text.
     fn see(&mut self, from: usize, states: &[f32], (rows, count): (usize, usize)) {
         let hidden = states.len() / rows.max(1);
-        let (Some((head, _)), Some(states)) = (&mut self.head, states.get(..count * hidden)) else { return };
-        if !states.is_empty()
-            && let Err(error) = head.see(from, states, &self.ids)
-        {
-            tracing::warn!(%error, "the draft head failed");
-            self.head = None;
-        }
+        let states = states.get(..count * hidden).unwrap_or_default();
+        self.head.0.see(from, states, &self.ids);
     }
 
     /// Whether the states of all rows of the prompt are wanted, in passes before that of the last one.
     pub(super) fn shows_prompt(&self) -> bool {
-        let looks_back = self.head.as_ref().is_some_and(|(_, looks_back)| *looks_back);
-        looks_back && self.extent.generated == 0 && self.pending() > 1
+        self.head.1 && self.extent.generated == 0 && self.pending() > 1
     }
 
     /// Takes the states of the rows of the prompt from position `start` on.
