@@ -113,6 +113,11 @@ impl Holding {
         LayerSet::new(self.on_disk.iter().copied())
     }
 
+    /// Layers that it computes when it is asked: those in memory, and those that it would load.
+    pub fn held_set(&self) -> LayerSet {
+        LayerSet::new(self.loaded.iter().chain(&self.on_disk).copied())
+    }
+
     fn check(&self) -> Result<(), BadClaim> {
         let times = [self.decode_ms, self.prefill_ms, self.visit_ms, self.queue_ms, self.load_ms];
         if !times.iter().all(|ms| (0.0..=MAX_MS).contains(ms)) || self.decode_ms == 0.0 {

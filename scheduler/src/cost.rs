@@ -74,6 +74,11 @@ impl Cost {
     pub fn total_ms(&self) -> f64 {
         self.terms().iter().map(|term| term.1).sum()
     }
+
+    /// The same where every layer is in memory by now, ms.
+    pub fn loaded_ms(&self) -> f64 {
+        Self { load_ms: 0.0, ..*self }.total_ms()
+    }
 }
 
 impl AddAssign for Cost {

@@ -92,6 +92,11 @@ impl Host {
         }
     }
 
+    /// Layers that it computes when it is asked: those in memory, and those that it would load.
+    pub fn held(&self) -> LayerSet {
+        self.loaded.union(&self.on_disk)
+    }
+
     /// Whether it holds the same layers at the same place: then nothing else of a snapshot depends on it.
     pub(crate) fn stands_as(&self, before: &Self) -> bool {
         (&self.loaded, &self.on_disk, self.access.region)
@@ -289,7 +294,7 @@ impl Snapshot {
     fn index_layers(&mut self) {
         let mut held: Vec<(u32, LayerRange)> = Vec::with_capacity(self.hosts.len());
         for (host, i) in self.hosts.iter().zip(0u32..) {
-            let cold = (!host.on_disk.is_empty()).then(|| host.loaded.union(&host.on_disk));
+            let cold = (!host.on_disk.is_empty()).then(|| host.held());
             let ranges = cold.as_ref().unwrap_or(&host.loaded).ranges();
             held.extend(ranges.iter().map(|range| (i, *range)));
         }
@@ -523,10 +528,8 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
             let access = |i: u32| hosts[order[i as usize]].access.ms;
             let net: Vec<f64> = pairs.iter().map(|&(i, j, ms)| ms - access(i) - access(j)).collect();
             let least = |i: usize| {
-                net[pair_off[i] as usize..pair_off[i + 1] as usize]
-                    .iter()
-                    .copied()
-                    .fold(f64::INFINITY, f64::min)
+                let net = &net[pair_off[i] as usize..pair_off[i + 1] as usize];
+                net.iter().copied().fold(f64::INFINITY, f64::min)
             };
             Ok(Hops::Regions {
                 base: base_ms.clone(),
@@ -558,10 +561,7 @@ mod tests {
     fn links_follow_their_hosts_whatever_the_order() {
         let links = Links::Matrix(vec![0.0, 7.0, 9.0, 0.0]);
         let snapshot = build(vec![host(2, 0, 4), host(1, 0, 2)], &links).unwrap();
-        let (one, two) = (
-            snapshot.index_of(NodeId::numbered(1)).unwrap(),
-            snapshot.index_of(NodeId::numbered(2)).unwrap(),
-        );
+        let [one, two] = [1, 2].map(|id| snapshot.index_of(NodeId::numbered(id)).unwrap());
         assert_eq!((snapshot.link_ms(two, one), snapshot.link_ms(one, two)), (7.0, 9.0));
         assert_eq!(snapshot.states(0).len(), 2);
         assert_eq!(snapshot.states(3).len(), 1);

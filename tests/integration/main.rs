@@ -51,6 +51,7 @@ mod soak;
 mod structure;
 mod swarm;
 mod tolerance;
+mod unload;
 mod upgrade;
 mod verify;
 mod whole;

@@ -1,6 +1,6 @@
 //! The commands of the swarm and their flags.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use api::swarm_records::Color;
 use clap::{Args, Subcommand, ValueEnum};
@@ -223,6 +223,10 @@ pub struct CapsArgs {
     /// Fetch models at most so fast, bytes per second, e.g. 5MB
     #[arg(long, value_name = "SIZE", value_parser = super::model::size)]
     pub download: Option<u64>,
+    /// Unload a model that neither this node's prompts nor others have needed for so long, e.g. 10m: its memory is free until it is
+    /// needed, and others are told what loading it again takes [default: it stays]
+    #[arg(long, value_name = "TIME", value_parser = super::keep::time)]
+    pub unload_after: Option<Duration>,
 }
 
 /// How frames cross to neighbors.
@@ -260,7 +264,7 @@ impl LinkArgs {
         self.check()?;
         config.links = p2p::LinkConfig {
             mode: self.link,
-            spin: std::time::Duration::from_micros(self.spin.into()),
+            spin: Duration::from_micros(self.spin.into()),
             loss: self.link_loss,
             turn: self.link_turn,
             within_host: false,

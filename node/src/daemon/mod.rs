@@ -150,7 +150,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             Some(event) = events.next() => daemon.event(event).await,
             Some(call) = calls.recv() => daemon.call(call).await,
             Some(question) = asked.next() => daemon.prompt(question),
-            Some(event) = served.next() => daemon.serving(event).await,
+            event = served.next() => daemon.serving(event).await,
             Ok(()) = shared.changed() => {
                 daemon.announcing.shared_changed().await;
                 daemon.announce(true).await;
@@ -380,7 +380,7 @@ impl Daemon {
         let first = &self.serving.models.first;
         let gate = &self.serving.gate;
         let busy = !self.prompts.in_flight.is_empty() || gate.paused || gate.is_draining();
-        if busy || !first.ready.has_ends() || !first.computes() {
+        if busy || first.is_unloaded() || !first.ready.has_ends() || !first.computes() {
             return;
         }
         let able = |node| self.view.challenge_layer(node, first.id, first.ready.num_layers).is_some();
@@ -391,6 +391,15 @@ impl Daemon {
         }
         tracing::info!(%node, "its quarantine is over: a challenge");
         self.prompt_task().challenge(node, trust::challenge(chance));
+    }
+
+    /// Ends the workers of models that nothing needs, where the user wants that, and starts those that something needs again.
+    async fn unload(&mut self) {
+        let Some(after) = self.caps.unload_after else { return };
+        self.serving.models.load_wanted();
+        if self.serving.models.unload_idle(Instant::now(), after) {
+            self.announcing.holds_otherwise(&mut self.serving, &mut self.view).await;
+        }
     }
 
     /// Looks one stranger up, so that routes may use it.
@@ -425,7 +434,7 @@ impl Daemon {
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
             ServingEvent::Restarted(restarted) => {
                 if self.serving.models.restarted(restarted) {
-                    self.announcing.gossip.tell();
+                    self.announcing.holds_otherwise(&mut self.serving, &mut self.view).await;
                 }
             }
             ServingEvent::Moved(moved) => {
@@ -439,6 +448,7 @@ impl Daemon {
                 let arrived = self.serving.models.first.about.name.clone();
                 let _ = self.notices.try_send(Notice::Serving { status, arrived, whole: true });
             }
+            ServingEvent::Wanted => self.serving.models.load_wanted(),
             ServingEvent::Content(question) => serve::answer(question, &self.view),
             ServingEvent::News(news) => match self.serving.arrived(news) {
                 Arrived::Nothing => {}
@@ -467,6 +477,7 @@ impl Daemon {
         }
         let (fetched, idle) = (self.serving.pulls.pace.taken_bytes(), self.serving.table.is_empty());
         self.announcing.watch_line(now, fetched, idle).await;
+        self.unload().await;
         self.challenge();
         self.introduce(now);
         self.announce(false).await;

@@ -1,6 +1,6 @@
 //! The settings a node is started with, and the notices it sends back.
 
-use std::{path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Duration, time::Instant};
 
 use api::inference::ModelInfo;
 use p2p::{Governor, Identity, Network, invite::Invite};
@@ -166,6 +166,8 @@ pub struct Caps {
     pub upload_bytes_per_s: Option<u64>,
     /// Models received, bytes per second.
     pub download_bytes_per_s: Option<u64>,
+    /// A model that nothing has needed for so long is unloaded; none without.
+    pub unload_after: Option<Duration>,
 }
 
 impl Default for Caps {
@@ -173,7 +175,14 @@ impl Default for Caps {
     fn default() -> Self {
         let (disk_bytes, weights_bytes) = (None, None);
         let (upload_bytes_per_s, download_bytes_per_s) = (None, None);
-        Self { sessions: 4, disk_bytes, weights_bytes, upload_bytes_per_s, download_bytes_per_s }
+        Self {
+            sessions: 4,
+            disk_bytes,
+            weights_bytes,
+            upload_bytes_per_s,
+            download_bytes_per_s,
+            unload_after: None,
+        }
     }
 }
 

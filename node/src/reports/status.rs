@@ -209,6 +209,8 @@ pub struct CapsStatus {
     pub upload_bytes_per_s: Option<u64>,
     /// Models received, bytes per second.
     pub download_bytes_per_s: Option<u64>,
+    /// A model that nothing has needed for so long is unloaded.
+    pub unload_after_s: Option<u64>,
 }
 
 /// What is kept of ended prompts on the disk.
@@ -292,6 +294,8 @@ pub struct LayersStatus {
 pub struct MemoryStatus {
     /// Bytes of all weights in memory.
     pub resident_bytes: u64,
+    /// Whether it ended because nothing needed the model: it is loaded again when something does.
+    pub unloaded: bool,
     /// Whether it gave up network, writing and starting programs.
     pub sandboxed: bool,
     /// Whether the kernel has Landlock, too.
@@ -384,7 +388,7 @@ mod tests {
         );
         assert_eq!(
             keys(&status["models"][0]).join(" "),
-            "name called id num_layers loaded serving offered resident_bytes sandboxed landlocked device class \
+            "name called id num_layers loaded serving offered resident_bytes unloaded sandboxed landlocked device class \
              decode_ms_per_layer prefill_ms_per_layer visit_ms read_bytes_per_s load_ms experts worker_pid fetching bares"
         );
         assert_eq!(keys(&status["models"][0]["experts"]).join(" "), "here from decode_ms_per_layer missing");
@@ -395,7 +399,10 @@ mod tests {
             ("announcements", "said said_bytes heard"),
             ("line", "path up_bytes_per_s down_bytes_per_s measured"),
             ("content", "shared uploads uploaded_bytes pulls downloaded_bytes liars"),
-            ("caps", "sessions kv_bytes disk_bytes weights_bytes upload_bytes_per_s download_bytes_per_s"),
+            (
+                "caps",
+                "sessions kv_bytes disk_bytes weights_bytes upload_bytes_per_s download_bytes_per_s unload_after_s",
+            ),
         ] {
             assert_eq!(keys(&status[part]).join(" "), names, "{part}");
         }

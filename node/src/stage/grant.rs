@@ -4,10 +4,10 @@
 //! of the same requester left them ([`super::prefixes`]), if the lease offers its beginning; else where another node has them, if the lease says
 //! which ([`super::pages`]).
 
-use std::time::Instant as Clock;
+use std::time::{Duration, Instant as Clock};
 
 use p2p::wire::control::{Answer, Lease, Refusal, Role};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{
     REACH, Running, commitment_chain::CommitmentChain, inputs::Inputs, lazy_log::LazyLog, pages,
@@ -23,6 +23,9 @@ use crate::{
 #[cfg(debug_assertions)]
 use p2p::codec::Wire;
 
+/// A worker that is not there has so long to come: the requester gives a lease up after eight seconds, and is told before.
+const LOADING: Duration = Duration::from_secs(6);
+
 impl Running {
     pub(super) async fn lease(&mut self, lease: Lease) -> Answer {
         let refused = Answer::refused;
@@ -34,7 +37,9 @@ impl Running {
         }
         let open = self.opening(&lease);
         self.stage.worker.enter(self.stage.place(), lease.epoch);
-        let worker = self.stage.worker.get();
+        let Ok(Some(worker)) = timeout(LOADING, self.stage.worker.running()).await else {
+            return refused(Refusal::Busy, "the model is being loaded: ask again in a moment");
+        };
         // Rows of a draft that may have been wrong are not kept into another epoch.
         let start = lease.layers.start();
         let earlier = self.leases.get(start).is_none_or(|held| held.epoch < lease.epoch);

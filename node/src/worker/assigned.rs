@@ -7,10 +7,10 @@
 //! session leaves it, since its child is let go with the last [`Worker`]. A session whose worker died goes to the one that was
 //! started in its place.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, Weak};
 
 use scheduler::SessionId;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::Worker;
 use crate::confine::child::lock;
@@ -20,6 +20,8 @@ pub struct Assigned {
     /// The node's worker, now this one, then that.
     latest: watch::Receiver<Worker>,
     own: Mutex<Own>,
+    wanted: Arc<Notify>,
+    _in_use: Arc<()>,
 }
 
 struct Own {
@@ -28,13 +30,49 @@ struct Own {
     epoch: Option<u32>,
 }
 
-impl Assigned {
-    /// The one that `latest` has now, for as long as it runs.
-    pub fn new(latest: watch::Receiver<Worker>) -> Self {
-        let own = Mutex::new(Own { worker: latest.borrow().clone(), epoch: None });
-        Self { latest, own }
+/// Counts what needs the worker of a model: it is not unloaded while an [`Assigned`] lives.
+pub struct Uses {
+    count: Arc<()>,
+    wanted: Arc<Notify>,
+}
+
+impl Uses {
+    /// Nothing needs it yet; `wanted` is told when it is needed and gone.
+    pub fn new(wanted: Arc<Notify>) -> Self {
+        Self { count: Arc::default(), wanted }
     }
 
+    /// Whether anything needs it.
+    pub fn are_any(&self) -> bool {
+        Arc::strong_count(&self.count) > 1
+    }
+
+    /// Where it is to be had: `latest` is the node's worker of the model, now this one, then that.
+    pub fn source(&self, latest: watch::Receiver<Worker>) -> WorkerSource {
+        WorkerSource { latest, count: Arc::downgrade(&self.count), wanted: self.wanted.clone() }
+    }
+}
+
+/// Where the node's worker of a model is to be had. It needs none by itself.
+#[derive(Clone)]
+pub struct WorkerSource {
+    latest: watch::Receiver<Worker>,
+    count: Weak<()>,
+    wanted: Arc<Notify>,
+}
+
+impl WorkerSource {
+    /// The worker that is there now, for as long as it runs.
+    pub fn assign(&self) -> Assigned {
+        // The node that counts is ending where there is no count.
+        let in_use = self.count.upgrade().unwrap_or_default();
+        let (latest, wanted) = (self.latest.clone(), self.wanted.clone());
+        let own = Mutex::new(Own { worker: latest.borrow().clone(), epoch: None });
+        Assigned { latest, own, wanted, _in_use: in_use }
+    }
+}
+
+impl Assigned {
     /// Ranges of `session` are opened under `epoch`: where that is a later one, the node's worker computes them from here on.
     pub fn enter(&self, session: SessionId, epoch: u32) {
         let mut own = lock(&self.own);
@@ -85,6 +123,7 @@ impl Assigned {
             if worker.is_alive() {
                 return Some(worker);
             }
+            self.wanted.notify_one();
             latest.wait_for(Worker::is_alive).await.ok()?;
         }
     }
@@ -94,11 +133,15 @@ impl Assigned {
 mod tests {
     use super::*;
 
+    fn assigned(node: &watch::Sender<Worker>) -> Assigned {
+        Uses::new(Arc::default()).source(node.subscribe()).assign()
+    }
+
     #[tokio::test]
     async fn a_session_goes_to_the_latest_worker_with_a_later_epoch() {
         let ((first, mut to_first), (second, mut to_second)) = (Worker::unanswered(), Worker::unanswered());
         let node = watch::Sender::new(first.clone());
-        let (assigned, session) = (Assigned::new(node.subscribe()), SessionId::numbered(1));
+        let (assigned, session) = (assigned(&node), SessionId::numbered(1));
         assigned.enter(session, 1);
         node.send_replace(second.clone());
         assigned.enter(session, 1);
@@ -106,7 +149,7 @@ mod tests {
         assert!(to_first.is_empty());
         assigned.enter(session, 2);
         assert!(assigned.get().is(&second) && to_first.try_recv().is_ok(), "closed where it was");
-        node.send_replace(Worker::absent());
+        node.send_replace(Worker::absent("gone"));
         assigned.enter(session, 3);
         assert!(assigned.get().is(&second), "a worker that is not there computes nothing");
         assert!(to_first.is_empty() && to_second.try_recv().is_err());
@@ -116,13 +159,13 @@ mod tests {
     async fn a_session_that_has_computed_nothing_moves_on_under_its_epoch() {
         let ((first, mut to_first), (second, _to_second)) = (Worker::unanswered(), Worker::unanswered());
         let node = watch::Sender::new(first.clone());
-        let (assigned, session) = (Assigned::new(node.subscribe()), SessionId::numbered(1));
+        let (assigned, session) = (assigned(&node), SessionId::numbered(1));
         assigned.enter(session, 1);
         assert!(assigned.move_on(session).is_none() && to_first.is_empty(), "there is no other");
         node.send_replace(second.clone());
         assert!(assigned.move_on(session).is_some_and(|worker| worker.is(&second)));
         assert!(assigned.get().is(&second) && to_first.try_recv().is_ok(), "closed where it was");
-        node.send_replace(Worker::absent());
+        node.send_replace(Worker::absent("gone"));
         assert!(assigned.move_on(session).is_none() && assigned.get().is(&second));
     }
 
@@ -130,7 +173,7 @@ mod tests {
     async fn what_was_kept_is_forgotten_at_both_workers() {
         let ((first, to_first), (second, to_second)) = (Worker::unanswered(), Worker::unanswered());
         let node = watch::Sender::new(first);
-        let assigned = Assigned::new(node.subscribe());
+        let assigned = assigned(&node);
         let sessions = [SessionId::numbered(1), SessionId::numbered(2)];
         assigned.forget(&sessions);
         assert_eq!(to_first.len(), 2, "once where it is the same");

@@ -254,9 +254,9 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
 }
 
 impl Worker {
-    /// No worker: whatever it is asked fails with [`Fault::Dead`]. For a node that has no weights yet.
-    pub fn absent() -> Self {
-        let state = State { dead: Some("no weights are here yet".into()), ..State::default() };
+    /// No worker, because of `why`: whatever it is asked fails with [`Fault::Dead`].
+    pub fn absent(why: &str) -> Self {
+        let state = State { dead: Some(why.into()), ..State::default() };
         // The other end is dropped: nothing is ever queued.
         Self { frames: mpsc::channel(1).0, shared: Self::childless(state, false) }
     }

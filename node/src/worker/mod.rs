@@ -71,7 +71,7 @@ use shard::{
     sample::SamplingParams,
 };
 
-pub use assigned::Assigned;
+pub use assigned::{Assigned, Uses, WorkerSource};
 pub use drafts::{DraftSeat, DraftTo, MAX_DRAFTS};
 pub use expert_share::{ExpertAsks, ExpertQuestion, ExpertShare, ExpertTimes};
 pub use fastest::{failed, spawn_fastest};

@@ -127,7 +127,7 @@ impl Stand {
         let member = |(_, host): &(u32, &Host)| Member {
             id: host.id,
             region: host.access.region,
-            held: inside(&host.loaded),
+            held: inside(&host.held()),
             layer_ms: host.decode_ms,
             visit_ms: host.visit_ms,
             room: rooms.get(&host.id).filter(|room| room.layers > 0).cloned(),
@@ -139,7 +139,7 @@ impl Stand {
         let pairs = known.iter().flat_map(|(i, _)| known.iter().map(|(j, _)| (*i, *j)));
         let hop_ms = pairs.map(|(i, j)| snapshot.link_ms(i, j)).collect();
         // Each session takes all layers once.
-        let taken = |(_, host): &(u32, &Host)| f64::from(host.active) * f64::from(inside(&host.loaded).len());
+        let taken = |(_, host): &(u32, &Host)| f64::from(host.active) * f64::from(inside(&host.held()).len());
         let sessions = known.iter().map(taken).sum::<f64>() / f64::from(within.len());
         let concurrency = stepped(sessions.max(FEWEST), 1.0);
         let (weight, num_layers) = (snapshot.weight.clone(), snapshot.num_layers());

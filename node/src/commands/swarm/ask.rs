@@ -101,7 +101,15 @@ fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
         }
         return Ok(());
     }
-    say!("loaded    {} ({})", words(&layers.loaded), human_bytes(memory.resident_bytes));
+    if memory.unloaded {
+        let load_s = speed.load_ms / 1e3;
+        say!(
+            "unloaded  {}: nothing needs it; loading it again takes about {load_s:.1} s",
+            words(&layers.loaded)
+        );
+    } else {
+        say!("loaded    {} ({})", words(&layers.loaded), human_bytes(memory.resident_bytes));
+    }
     say!("serving   {}{}", words(&layers.serving), if paused { " (paused)" } else { "" });
     if let Some(experts) = &model.experts {
         say!("experts   {}", experts_of(experts));

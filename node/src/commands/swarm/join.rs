@@ -254,6 +254,7 @@ fn caps(args: &CapsArgs) -> Caps {
         weights_bytes: args.weights.or_else(|| memory_bytes().map(|all| all / 2)),
         upload_bytes_per_s: args.upload,
         download_bytes_per_s: args.download,
+        unload_after: args.unload_after,
     }
 }
 

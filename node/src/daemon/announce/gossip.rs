@@ -320,21 +320,23 @@ impl Announcing {
 }
 
 /// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.
-fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
+fn holding(serving: &Serving, held: &Held, figures: &Figures, layers: Vec<LayerRange>) -> Holding {
     let leading = &serving.models.leading().ready;
     let ready = &held.ready;
     let beyond = held.spec.experts.as_ref().and_then(ExpertShare::times);
     // What visits wait here beyond what the first model's visits take, those of another wait too.
     let waited_ms = (figures.visit_ms - leading.times.visit_ms).max(0.0);
+    let unloaded = held.is_unloaded();
+    let (loaded, on_disk) = if unloaded { (Vec::new(), layers) } else { (layers, Vec::new()) };
     Holding {
         model: held.id,
         loaded,
-        on_disk: Vec::new(),
+        on_disk,
         decode_ms: ready.times.decode_ms + beyond.map_or(0.0, |times| times.decode_ms),
         prefill_ms: ready.times.prefill_ms + beyond.map_or(0.0, |times| times.prefill_ms),
         visit_ms: ready.times.visit_ms + waited_ms,
         queue_ms: figures.queue_ms,
-        load_ms: 0.0,
+        load_ms: if unloaded { held.load_ms() } else { 0.0 },
         active: figures.active,
         batch_knee: serving.knee(held),
         kv_bytes: figures.kv_bytes,

@@ -48,6 +48,8 @@ pub struct Expected {
     pub lease_ms: f64,
     /// What opening a session takes besides, ms.
     pub opening_ms: f64,
+    /// Loading layers that are on disks, while leases are asked for: at the slowest node, ms.
+    pub load_ms: f64,
     /// The prompt through all stages by what nodes say of themselves, ms.
     pub prefill_ms: f64,
     /// What prompts took of that lately; 0 before anything was measured, which means as said.
@@ -85,9 +87,13 @@ impl Expected {
             let cost = &leg.cost;
             let hops = cost.hop_ms + cost.transfer_ms + cost.closing_ms + cost.queue_ms;
             let (segment, weight) = (leg.segment, weight(leg.segment.layers));
-            Part { segment, weight, ms: cost.total_ms() + detour, hops_ms: hops + detour }
+            Part { segment, weight, ms: cost.loaded_ms() + detour, hops_ms: hops + detour }
         });
-        Self { parts: parts.collect(), home_ms, lease_ms, ..Self::default() }
+        let parts = parts.collect();
+        let of = |node: NodeId| legs.iter().filter(move |leg| leg.segment.node == node);
+        let loads = legs.iter().map(|leg| of(leg.segment.node).map(|leg| leg.cost.load_ms).sum());
+        let load_ms = loads.fold(0.0, f64::max);
+        Self { parts, home_ms, lease_ms, load_ms, ..Self::default() }
     }
 
     /// All of a step, ms.
@@ -97,7 +103,12 @@ impl Expected {
 
     /// Until the first token, ms.
     pub fn ttft_ms(&self) -> f64 {
-        self.lease_ms + self.opening_ms + self.prompt_ms() + self.home_ms
+        self.opened_ms() + self.prompt_ms() + self.home_ms
+    }
+
+    /// Until every stage has promised to serve, ms.
+    pub fn opened_ms(&self) -> f64 {
+        self.lease_ms + self.opening_ms + self.load_ms
     }
 
     /// The prompt through all stages, ms.
@@ -111,12 +122,13 @@ impl Expected {
     }
 
     /// How the first token and the further ones of the prompt that ended with `report` came: predicted and seen, ms; zeros of
-    /// what was disturbed by a fault, found computed already or not like what was predicted.
+    /// what was disturbed by a fault, found computed already, waited for layers to be loaded or was not like what was predicted.
     pub fn came_true(&self, report: &Report) -> [(f64, f64); 2] {
         if !self.undisturbed(report) {
             return Default::default();
         }
-        let first = if report.cached == 0 { (self.ttft_ms(), report.times.ttft_ms) } else { (0.0, 0.0) };
+        let plain = report.cached == 0 && self.load_ms == 0.0;
+        let first = if plain { (self.ttft_ms(), report.times.ttft_ms) } else { (0.0, 0.0) };
         let further = match plain_steps(report) {
             0..LEAST_STEPS => (0.0, 0.0),
             _ => (self.step_ms(), plain_step_ms(report)),
@@ -135,13 +147,14 @@ impl Expected {
         if !self.undisturbed(report) || plain_steps(report) < LEAST_STEPS {
             return Measured::default();
         }
-        let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);
+        // What loading takes says nothing of sessions whose layers are there.
+        let opening = |opened_ms: f64| (self.load_ms == 0.0).then_some((opened_ms - self.lease_ms).max(0.0));
         let factor = |opened_ms: f64| {
             let took_ms = (report.times.ttft_ms - opened_ms - self.home_ms).max(0.0);
             (self.prefill_ms > 0.0).then(|| (took_ms / self.prefill_ms).clamp(1.0 / MOST_FACTOR, MOST_FACTOR))
         };
         let mut measured = Measured {
-            opening_ms: report.times.opened_ms.map(opening),
+            opening_ms: report.times.opened_ms.and_then(opening),
             // What was computed before says nothing of what computing takes.
             prefill_factor: report.times.opened_ms.filter(|_| report.cached == 0).and_then(factor),
             ..Measured::default()
@@ -289,6 +302,9 @@ mod tests {
         assert_eq!(expected().came_true(&slow), [(140.0, 239.0), (55.0, 55.0)]);
         let known = Report { cached: 3, ..report(&[1.0, 24.0, 52.0, 0.0], 57.0) };
         assert_eq!(expected().came_true(&known), [(0.0, 0.0), (55.0, 57.0)], "the beginning was known");
+        let cold = Expected { load_ms: 500.0, ..expected() };
+        assert_eq!((cold.opened_ms(), cold.ttft_ms(), cold.step_ms()), (543.0, 640.0, 55.0));
+        assert_eq!((cold.measured(&slow).opening_ms, cold.came_true(&slow)[0]), (None, (0.0, 0.0)));
         let mut moved = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
         moved.disturbances.faults.push((two, 100.0));
         assert_eq!(expected().measured(&moved), Measured::default());

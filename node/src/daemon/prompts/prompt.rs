@@ -1,6 +1,6 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use p2p::{
     Identity, Network,
@@ -32,11 +32,12 @@ use crate::{
     },
     rounding,
     sessions::{Order, SessionTable},
-    worker::Assigned,
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
+/// An unloaded model has so long to come back.
+const LOADING: Duration = Duration::from_secs(120);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -247,7 +248,9 @@ impl PromptTask {
             let why = format!("token {id} does not exist; ids are below {}", ready.vocabulary.tokens);
             return Err(Trouble::invalid("logit_bias", why));
         }
-        let worker = self.local.worker.borrow().clone();
+        let assigned = self.local.worker.assign();
+        let worker = tokio::time::timeout(LOADING, assigned.running()).await.ok().flatten();
+        let worker = worker.ok_or_else(|| format!("\"{name}\" could not be loaded: see the node's log"))?;
         let formed = worker.check(&ask.api.format, (self.network.governor(), Holder::default())).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
         let (mut ids, reasoning) = encode(ask, &worker, ready).await?;
@@ -433,7 +436,7 @@ impl PromptTask {
             network: self.network.clone(),
             identity: self.identity.clone(),
             auditor: self.local.auditor.clone(),
-            worker: Arc::new(Assigned::new(self.local.worker.clone())),
+            worker: Arc::new(self.local.worker.assign()),
             reroute: self.reroutes.clone(),
             feedback: self.feedback.clone(),
             drafter,

@@ -189,7 +189,7 @@ impl Router<'_> {
     /// Whether `node` computes layers of what it offers, and that is called `model`, by name or id in hex.
     fn computes(&self, node: NodeId, offer: &Offer, model: &str) -> bool {
         let holds = |capability: &scheduler::Capability| {
-            capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
+            capability.holding(offer.model).is_some_and(|holding| !holding.held_set().is_empty())
         };
         (offer.name == model || crate::content::hex(offer.model) == model)
             && self.view.swarm.get(node).is_some_and(holds)
@@ -493,7 +493,7 @@ impl Router<'_> {
         let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
         let mut prompt = request.clone();
         prompt.shape.output_tokens = 1;
-        let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms());
+        let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.loaded_ms());
         // A worker opens a session as it takes a job: the visit, before anything was measured.
         let opening_ms = held.at_opening.value().unwrap_or(held.ready.times.visit_ms);
         let back_ms =
@@ -515,7 +515,7 @@ impl Router<'_> {
         // Other ways than the one asked for obey other rules.
         (request.policy.boomerang, request.policy.allow) = (None, None);
         let cost = cost::price(snapshot, &request, pipeline).ok()?;
-        Some(cost.total_ms() + self.models.get(model)?.home_ms())
+        Some(cost.loaded_ms() + self.models.get(model)?.home_ms())
     }
 }
 

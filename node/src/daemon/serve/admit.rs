@@ -31,7 +31,6 @@ use super::Serving;
 use crate::{
     sessions::{Inlets, Order},
     stage::{Sign, Stage},
-    worker::Assigned,
 };
 
 /// Sessions of others served at once; far beyond what runs at full speed, since most of them are elsewhere at any
@@ -294,7 +293,7 @@ impl Serving {
             identity: self.node.identity.clone(),
             hidden: held.ready.hidden,
             class: held.ready.class,
-            worker: Assigned::new(held.worker.subscribe()),
+            worker: held.source().assign(),
             table: self.table.clone(),
             books: self.books.clone(),
             draining: self.gate.draining.subscribe(),

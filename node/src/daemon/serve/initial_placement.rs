@@ -35,7 +35,7 @@ pub(crate) async fn choose(
         if let Event::Announcement(announcement, _) = &event
             && let Some(holding) = announcement.capability.holding(model)
         {
-            held.push(LayerSet::new(holding.loaded.iter().copied()));
+            held.push(holding.held_set());
             until = until.min(Instant::now() + Duration::from_millis(SETTLE_MS));
         }
         heard.push(event);
@@ -53,8 +53,8 @@ pub(crate) fn lacking(
     room: &Room,
 ) -> Option<LayerRange> {
     let snapshot = view.snapshot(model, num_layers, me).ok()?;
-    let others = snapshot.hosts().iter().filter(|host| host.id != me && !host.loaded.is_empty());
-    let mut held: Vec<LayerSet> = others.map(|host| host.loaded.clone()).collect();
+    let others = snapshot.hosts().iter().filter(|host| host.id != me && !host.held().is_empty());
+    let mut held: Vec<LayerSet> = others.map(|host| host.held()).collect();
     held.push(ends(num_layers).collect());
     place::scarcest(LayerRange::new(0, num_layers)?, &held, room)
 }

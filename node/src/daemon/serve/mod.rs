@@ -9,6 +9,7 @@ mod admit;
 mod drafter;
 mod experts;
 mod growth;
+mod idle;
 mod initial_placement;
 mod load;
 mod place;
@@ -21,7 +22,7 @@ use std::{path::PathBuf, sync::Arc};
 use api::inference::ModelInfo;
 use p2p::{Events, Permit};
 use scheduler::{LayerRange, Millis, NodeId, SessionId, governor::Resource, place::Room};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 pub use self::workers::MOST_BESIDE;
 use self::{
@@ -127,6 +128,8 @@ pub(super) enum ServingEvent {
     News(News),
     /// Experts elsewhere were found, are gone, or take another time.
     Experts,
+    /// Something needs a worker that is not there.
+    Wanted,
 }
 
 /// Where the events of [`Serving`] come in.
@@ -138,20 +141,21 @@ pub(super) struct Inbox {
     content: mpsc::Receiver<peers::Question>,
     news: mpsc::Receiver<News>,
     experts: mpsc::Receiver<()>,
+    wanted: Arc<Notify>,
 }
 
 impl Inbox {
     /// The next event; a call that is dropped loses none.
-    pub(super) async fn next(&mut self) -> Option<ServingEvent> {
+    pub(super) async fn next(&mut self) -> ServingEvent {
         tokio::select! {
-            Some(entry) = self.served.recv() => Some(ServingEvent::Served(entry)),
-            Some(pid) = self.died.recv() => Some(ServingEvent::Died(pid)),
-            Some(restarted) = self.restarted.recv() => Some(ServingEvent::Restarted(restarted)),
-            Some(moved) = self.moved.recv() => Some(ServingEvent::Moved(Box::new(moved))),
-            Some(question) = self.content.recv() => Some(ServingEvent::Content(question)),
-            Some(news) = self.news.recv() => Some(ServingEvent::News(news)),
-            Some(()) = self.experts.recv() => Some(ServingEvent::Experts),
-            else => None,
+            Some(entry) = self.served.recv() => ServingEvent::Served(entry),
+            Some(pid) = self.died.recv() => ServingEvent::Died(pid),
+            Some(restarted) = self.restarted.recv() => ServingEvent::Restarted(restarted),
+            Some(moved) = self.moved.recv() => ServingEvent::Moved(Box::new(moved)),
+            Some(question) = self.content.recv() => ServingEvent::Content(question),
+            Some(news) = self.news.recv() => ServingEvent::News(news),
+            Some(()) = self.experts.recv() => ServingEvent::Experts,
+            () = self.wanted.notified() => ServingEvent::Wanted,
         }
     }
 }
@@ -201,7 +205,9 @@ impl Serving {
         let (questions, content) = mpsc::channel(control::QUESTIONS);
         let (news, told) = mpsc::channel(NEWS);
         let (changed, experts) = mpsc::channel(1);
-        let inbox = Inbox { served, died, restarted, moved, content, news: told, experts };
+        let wanted = Arc::new(Notify::new());
+        let inbox =
+            Inbox { served, died, restarted, moved, content, news: told, experts, wanted: wanted.clone() };
         let table = SessionTable::default();
         let mut spec = worker::Spec { model: Some(model), room: worker.room.bounded(kv_bytes), ..worker };
         let mut opened = None;
@@ -242,7 +248,7 @@ impl Serving {
         }
         // What the memory of a device does not hold is not promised.
         let device_bytes = if first.loaded.is_empty() { kv_bytes } else { first.ready.memory.kv_bytes };
-        let models = Models::new(first, beside_it, table.clone(), deaths, restarts);
+        let models = Models::new(first, beside_it, table.clone(), (deaths, restarts), &wanted);
         if let Some(outputs) = outputs {
             models.listen_to(outputs, models.first.worker.borrow().pid());
         }

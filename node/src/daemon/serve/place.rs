@@ -265,7 +265,7 @@ impl Serving {
             let holding =
                 capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
             let sequence = capability.claim().sequence;
-            Some(Other { node: *node, sequence, held: holding.loaded_set() })
+            Some(Other { node: *node, sequence, held: holding.held_set() })
         };
         view.facts.keys().filter_map(of).collect()
     }

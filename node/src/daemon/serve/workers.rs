@@ -4,8 +4,10 @@
 //! own, and so threads of its own: the system divides the cores among those that have work. What all share is the memory
 //! for caches ([`worker::Room`]), the memory for weights (`weights.rs`) and the door for sessions of others (`admit.rs`).
 //!
-//! Limits: [`MOST_BESIDE`] models beside the first; a worker stays until the node ends, however idle its model; only the
-//! first model's layers are moved (`place.rs`) and only its holders are challenged (`trust/probation.rs`).
+//! A model that nothing needs for a while may be unloaded (`idle.rs`).
+//!
+//! Limits: [`MOST_BESIDE`] models beside the first; only the first model's layers are moved (`place.rs`) and only its holders are
+//! challenged (`trust/probation.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -23,19 +25,19 @@ use scheduler::{
 };
 use shard::executor::DeviceName;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout_at},
 };
 
-use super::{drafter::Drafter, initial_placement::with_ends, weights::Beside};
+use super::{drafter::Drafter, idle::Idle, initial_placement::with_ends, weights::Beside};
 use crate::{
     Error, Result,
     audit::Auditor,
     inference::local,
     reports::FetchReport,
     sessions::SessionTable,
-    worker::{self, Ready, Trouble, Worker},
+    worker::{self, Ready, Trouble, Worker, WorkerSource},
 };
 
 /// A worker that lived this long did not die of its start.
@@ -52,6 +54,9 @@ const MOST_YOUNG_DEATHS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time between two looks whether a worker that is not wanted any more has finished loading.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What a worker that never was says.
+const NO_WEIGHTS: &str = "no weights are here yet";
 
 /// Models beside the first: an announcement names all of them, and each has a process.
 pub const MOST_BESIDE: usize = 8;
@@ -86,6 +91,8 @@ struct Life {
     born: Instant,
     /// Workers in a row that died young.
     young_deaths: u32,
+    /// Whether anything needs it.
+    idle: Idle,
     /// The step of the model's way here that it was started for.
     step: u64,
     /// Carries its outputs, and is over when it is gone.
@@ -119,9 +126,11 @@ pub(crate) struct Restarted {
 
 impl Life {
     fn begin() -> Self {
+        let born = Instant::now();
         Self {
-            born: Instant::now(),
+            born,
             young_deaths: 0,
+            idle: Idle::new(Arc::default(), born),
             step: 0,
             pump: None,
             before: None,
@@ -145,7 +154,7 @@ impl Held {
             at_prefill: Ema::new(SPEED_TAU_MS),
             came_true: Default::default(),
             fetching: None,
-            worker: watch::Sender::new(Worker::absent()),
+            worker: watch::Sender::new(Worker::absent(NO_WEIGHTS)),
             life: Life::begin(),
             loaded: Vec::new(),
             served: Vec::new(),
@@ -211,10 +220,31 @@ impl Held {
             name: self.about.name.clone(),
             auditor: self.auditor.clone(),
             shares,
-            worker: self.worker.subscribe(),
+            worker: self.source(),
             ready,
             drafter: None,
         }
+    }
+
+    /// Where its worker is to be had.
+    pub(crate) fn source(&self) -> WorkerSource {
+        self.life.idle.uses().source(self.worker.subscribe())
+    }
+
+    /// Whether its worker was ended for want of work.
+    pub(crate) fn is_unloaded(&self) -> bool {
+        self.life.idle.is_unloaded()
+    }
+
+    /// Weights in memory, bytes.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        if self.is_unloaded() { 0 } else { self.ready.memory.resident_bytes }
+    }
+
+    /// What loading a layer takes where it is unloaded, ms.
+    pub(crate) fn load_ms(&self) -> f64 {
+        let layers: u32 = self.loaded.iter().map(|range| range.len()).sum();
+        self.ready.load_ms / f64::from(layers.max(1))
     }
 
     /// What is wrong with the device that this was to be computed on, for people.
@@ -272,6 +302,7 @@ impl Held {
     /// Another worker of the same model has started.
     pub(crate) fn replace(&mut self, worker: Worker) {
         self.life.born = Instant::now();
+        self.life.idle.loaded(self.life.born);
         self.life.is_heeded = false;
         self.worker.send_replace(worker);
     }
@@ -309,7 +340,7 @@ impl Held {
         step: u64,
         before: Weak<Option<Beside>>,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let kill = Box::new(self.worker.send_replace(Worker::absent()).killer());
+        let kill = Box::new(self.worker.send_replace(Worker::absent(NO_WEIGHTS)).killer());
         let latest = self.life.pump.take().map(|gone| Going { kill, gone });
         let going: Vec<Going> = self.life.before.take().into_iter().chain(latest).collect();
         // What comes late of an earlier step is not wanted.
@@ -338,7 +369,7 @@ pub(crate) struct Local {
     pub(crate) name: String,
     pub(crate) auditor: Option<Auditor>,
     pub(crate) shares: BTreeMap<NodeId, f64>,
-    pub(crate) worker: watch::Receiver<Worker>,
+    pub(crate) worker: WorkerSource,
     pub(crate) ready: Ready,
     /// The node's draft model, which drafts for it if they speak the same tokens.
     pub(crate) drafter: Option<Drafter>,
@@ -380,15 +411,20 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`.
+    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`. That one is needed which is not there
+    /// `wanted` hears.
     pub(crate) fn new(
         first: Held,
         beside: Vec<Held>,
         table: SessionTable,
-        deaths: mpsc::Sender<u32>,
-        restarts: mpsc::Sender<Restarted>,
+        (deaths, restarts): (mpsc::Sender<u32>, mpsc::Sender<Restarted>),
+        wanted: &Arc<Notify>,
     ) -> Self {
-        Self { first, beside, drafter: None, table, deaths, restarts }
+        let mut models = Self { first, beside, drafter: None, table, deaths, restarts };
+        for held in std::iter::once(&mut models.first).chain(&mut models.beside) {
+            held.life.idle = Idle::new(wanted.clone(), held.life.born);
+        }
+        models
     }
 
     /// All models, the first one first.
@@ -431,7 +467,36 @@ impl Models {
         let Some(held) = self.place_mut(place) else { return };
         let is_young = held.life.born.elapsed() < GROWN_UP;
         held.heed(is_young);
+        tracing::warn!(model = held.about.name, "the worker died; starting another");
         self.start_another(place, pid);
+    }
+
+    /// Ends the workers that nothing has needed for `after`. Whether there was one, which others should hear of.
+    pub(crate) fn unload_idle(&mut self, now: Instant, after: Duration) -> bool {
+        let mut any = false;
+        for held in std::iter::once(&mut self.first).chain(&mut self.beside) {
+            let is_there = held.worker.borrow().is_alive();
+            let kept = !is_there || held.fetching.is_some() || held.spec.experts.is_some();
+            if held.life.idle.is_over(now, after, kept) {
+                tracing::info!(model = held.about.name, "unloaded: nothing has needed it");
+                held.worker.send_replace(Worker::absent("its model is unloaded")).kill();
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Starts workers of unloaded models that something needs.
+    pub(crate) fn load_wanted(&mut self) {
+        for place in 0..=self.beside.len() {
+            if let Some(held) = self.place_mut(place)
+                && held.life.idle.begins_again()
+            {
+                tracing::info!(model = held.about.name, "loading again: something needs it");
+                let pid = held.worker.borrow().pid();
+                self.start_another(place, pid);
+            }
+        }
     }
 
     /// Starts a worker in the place of number `pid`, after a rest if many died young.
@@ -442,7 +507,6 @@ impl Models {
             0 | 1 => 0,
             n => RESTART_MS << (n - 2),
         });
-        tracing::warn!(model = held.about.name, ?pause, "the worker died; starting another");
         let (spec, is_other) = (held.spec.clone(), held.life.is_other);
         tokio::spawn(async move {
             sleep(pause).await;
@@ -458,7 +522,7 @@ impl Models {
     }
 
     /// A worker has started in the place of one that died, unless another took that place meanwhile, or could not be started.
-    /// Whether it is another kind of worker, which others should hear of.
+    /// Whether others should hear of it: it is another kind of worker, or the model was unloaded.
     pub(crate) fn restarted(&mut self, restarted: Restarted) -> bool {
         let Restarted { place, pid, started } = restarted;
         let held = self.place_mut(place).filter(|held| held.worker.borrow().pid() == pid);
@@ -480,10 +544,12 @@ impl Models {
             }
             (None, Err(_)) => return false,
         };
+        let was_unloaded = held.is_unloaded();
         held.replace(worker);
         held.life.pump = Some(pump);
+        held.ready.load_ms = ready.load_ms;
         if !std::mem::take(&mut held.life.is_other) {
-            return false;
+            return was_unloaded;
         }
         held.spec.class = Some(ready.class);
         held.auditor = Auditor::new(&held.spec, held.id, ready.class);

@@ -30,7 +30,10 @@ fn class(class: Class) -> String {
 
 fn holdings(capability: Option<&Capability>) -> Vec<Holding> {
     let held = capability.into_iter().flat_map(|capability| &capability.claim().holdings);
-    held.flat_map(|holding| holding.loaded.iter().map(|range| layers(holding.model, *range))).collect()
+    held.flat_map(|holding| {
+        holding.loaded.iter().chain(&holding.on_disk).map(|range| layers(holding.model, *range))
+    })
+    .collect()
 }
 
 fn layers(model: ModelId, range: LayerRange) -> Holding {
@@ -87,8 +90,7 @@ impl Daemon {
     fn own_node(&self) -> Node {
         let state = if self.serving.gate.paused { "paused" } else { "up" };
         let ready = &self.serving.models.leading().ready;
-        let resident_bytes: u64 =
-            self.serving.models.all().map(|held| held.ready.memory.resident_bytes).sum();
+        let resident_bytes: u64 = self.serving.models.all().map(Held::resident_bytes).sum();
         Node {
             id: hex(self.node.me),
             name: "this machine".into(),
@@ -166,7 +168,8 @@ impl Daemon {
         let mut holders = vec![0; num_layers as usize];
         for node in self.view.facts.keys().chain([&self.node.me]) {
             let holding = self.view.swarm.get(*node).and_then(|capability| capability.holding(id));
-            let loaded = holding.into_iter().flat_map(|holding| &holding.loaded);
+            let loaded =
+                holding.into_iter().flat_map(|holding| holding.loaded.iter().chain(&holding.on_disk));
             for layer in loaded.flat_map(|range| range.start()..range.end().min(num_layers)) {
                 holders[layer as usize] += 1;
             }

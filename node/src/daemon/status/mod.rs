@@ -118,7 +118,8 @@ impl Daemon {
                 offered: spans(&self.serving.offered(held)),
             },
             memory: MemoryStatus {
-                resident_bytes: ready.memory.resident_bytes,
+                resident_bytes: held.resident_bytes(),
+                unloaded: held.is_unloaded(),
                 sandboxed: ready.confinement.filtered,
                 landlocked: ready.confinement.landlocked,
             },
@@ -156,7 +157,7 @@ impl Daemon {
         };
         let others = self.view.facts.keys().filter_map(|node| {
             let capability = self.view.swarm.get(*node).filter(|capability| !capability.claim().draining)?;
-            Some((*node, inner(&capability.holding(held.id)?.loaded)))
+            Some((*node, inner(capability.holding(held.id)?.held_set().ranges())))
         });
         let known: Vec<(NodeId, LayerSet)> = others
             .chain([(self.node.me, inner(&self.serving.offered(held)))])
@@ -185,7 +186,7 @@ impl Daemon {
             });
             let layers = |model: ModelId| {
                 let holding = capability?.claim().holdings.iter().find(|holding| holding.model == model)?;
-                Some(spans(&holding.loaded))
+                Some(spans(holding.held_set().ranges()))
             };
             let models = facts.offers.iter().map(|offer| PeerModel {
                 name: offer.name.clone(),
@@ -221,6 +222,7 @@ impl Daemon {
             weights_bytes: self.caps.weights_bytes,
             upload_bytes_per_s: self.caps.upload_bytes_per_s,
             download_bytes_per_s: self.caps.download_bytes_per_s,
+            unload_after_s: self.caps.unload_after.map(|after| after.as_secs()),
         }
     }
 }
