@@ -17,8 +17,8 @@ pub(super) fn run(args: TokenizeArgs) -> Result<()> {
     match (args.batch, args.decode) {
         (true, false) => {
             let texts: Vec<String> = serde_json::from_str(&input)?;
-            let lists =
-                texts.iter().map(|text| tokenizer.encode(text, how)).collect::<shard::Result<Vec<_>>>()?;
+            let ids = |text: &String| tokenizer.encode_long(text, how, MAX_TEXT_BYTES);
+            let lists = texts.iter().map(ids).collect::<shard::Result<Vec<_>>>()?;
             output::json_line(&json!(lists))
         }
         (true, true) => {

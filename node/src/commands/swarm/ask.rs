@@ -300,6 +300,9 @@ fn content(status: &StatusReport) -> Result<()> {
         cap(caps.upload_bytes_per_s, "/s"),
         cap(caps.download_bytes_per_s, "/s")
     );
+    if let Some(after_s) = caps.unload_after_s {
+        say!("idle      models that nothing needs are unloaded after {after_s} s");
+    }
     Ok(())
 }
 

@@ -109,12 +109,15 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
 /// From where to where the prediction may come true.
 fn range(routed: &Routed) -> PredictedRange {
     let [first, further] = &routed.came_true;
+    let load_ms = routed.expected.load_ms;
+    // What loading takes is not what was predicted before.
+    let (least, most) = first.range(routed.expected.ttft_ms() - load_ms);
     let score = |forecast: &Forecast| {
         let Score { count, median_error, within } = forecast.score()?;
         Some(PredictedScore { answers: count, median_error, within })
     };
     PredictedRange {
-        ttft_ms: first.range(routed.expected.ttft_ms()),
+        ttft_ms: (least + load_ms, most + load_ms),
         step_ms: further.range(routed.expected.step_ms()),
         ttft_score: score(first),
         step_score: score(further),
