@@ -56,6 +56,9 @@ pub struct PromptRequest {
     pub seed: u64,
     /// Most tokens.
     pub max_tokens: u32,
+    /// Whether the answer goes on where the context is full.
+    #[serde(default)]
+    pub context_shift: bool,
     /// Generation ends before any of these.
     #[serde(default)]
     pub stop: Vec<String>,

@@ -14,6 +14,7 @@ pub mod confine;
 pub mod consent;
 pub mod constrain;
 pub mod content;
+pub mod context_shift;
 pub mod control;
 pub mod conversations;
 pub mod daemon;

@@ -53,7 +53,7 @@ pub(super) fn kv_cache_type() -> Value {
 /// Whether an answer ends with the context.
 pub(super) fn context_shift() -> Value {
     let about = "Whether the answer goes on where the context is full: the beginning of the prompt stays, the older half of what \
-                 follows is forgotten. Only where one machine answers alone, and with a limit of tokens";
+                 follows is forgotten. With a limit of tokens only";
     json!({"type": "boolean", "default": false, "description": about})
 }
 

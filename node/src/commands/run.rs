@@ -17,7 +17,7 @@ use crate::{
         AnswerArgs, RunArgs,
         swarm::{RouteArgs, Via},
     },
-    control, encode,
+    context_shift, control, encode,
     events::{PromptEvent, PromptInput, PromptRequest},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
     library,
@@ -270,11 +270,7 @@ pub(super) fn summary_json(summary: &Summary) -> Value {
 pub(super) fn summary_text(summary: &Summary) -> String {
     let per_pass = summary.drafts.tokens_per_pass();
     let drafts = summary.drafts.report().map(|_| format!(" ({per_pass:.2} tokens a pass)"));
-    let shifts = match summary.context_shifts {
-        0 => String::new(),
-        1 => ", went on once where the context was full".to_owned(),
-        n => format!(", went on {n} times where the context was full"),
-    };
+    let shifts = context_shift::told(summary.context_shifts);
     format!(
         "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s{}, ended by {}{shifts}",
         summary.prompt_tokens,

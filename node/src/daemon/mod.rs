@@ -390,7 +390,7 @@ impl Daemon {
             return;
         }
         tracing::info!(%node, "its quarantine is over: a challenge");
-        self.prompt_task().challenge(node, trust::challenge(chance));
+        prompts::challenge(self.prompt_task(), node, trust::challenge(chance));
     }
 
     /// Ends the workers of models that nothing needs, where the user wants that, and starts those that something needs again.

@@ -254,6 +254,9 @@ pub struct PromptReport {
     pub ids: Vec<u32>,
     /// How many those are.
     pub completion_tokens: usize,
+    /// How many times the context was full and the answer went on.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub context_shifts: u32,
     /// How long it took; unknown where only its end was missing.
     #[serde(flatten)]
     pub timing: Option<Timing>,

@@ -173,6 +173,23 @@ fn form(format: &Format) -> Result<Option<String>, Fault> {
     }
 }
 
+/// How a session is conducted, as it travels, and the ids beside it: those forgotten, and the history.
+fn conducted(conduct: Conduct) -> Result<(ipc::Conduct, Vec<u32>), Fault> {
+    let told = ipc::Conduct {
+        sampling: (&conduct.sampling).into(),
+        seed: conduct.seed,
+        prompt_tokens: conduct.prompt_tokens,
+        forgotten: conduct.forgotten.len() as u32,
+        skipped: conduct.skipped,
+        format: form(&conduct.format)?,
+        show_special: conduct.show_special,
+        echo: conduct.echo,
+        pooling: conduct.pooling,
+        stop: conduct.stop,
+    };
+    Ok((told, [conduct.forgotten, conduct.history].concat()))
+}
+
 /// A range to open, but for who conducts it.
 fn ranged(open: &OpenSession) -> ipc::Open {
     ipc::Open {
@@ -311,29 +328,15 @@ impl Worker {
         }
         let opened = ranged(&open);
         let OpenSession { session, epoch, layers, positions, kind, conduct, .. } = open;
-        let conducts = conduct.is_some();
-        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo, pooling } =
-            conduct.unwrap_or_default();
-        let format = form(&format)?;
-        let open = ipc::Open {
-            conduct: conducts.then(|| ipc::Conduct {
-                sampling: (&sampling).into(),
-                seed,
-                stop,
-                prompt_tokens,
-                format,
-                show_special,
-                echo,
-                pooling,
-            }),
-            ..opened
-        };
+        let (told, history) = conduct.map(conducted).transpose()?.unzip();
+        let open = ipc::Open { conduct: told, ..opened };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
         let costs = self.shared.costs.as_ref();
         let bytes = costs.map_or(0, |costs| shrunk(costs, layers, paged, self.shared.small_shares, kind));
         let replaced_bytes = lock(&self.shared.state).replaced_bytes(session, layers);
         let part = self.shared.room.take(bytes.saturating_sub(replaced_bytes))?;
-        let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;
+        let reply =
+            self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history.unwrap_or_default())).await?;
         lock(&self.shared.state).opened(session, Range { epoch, layers, positions, part }, bytes);
         Ok(reply.have)
     }

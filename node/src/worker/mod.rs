@@ -267,6 +267,10 @@ pub struct Conduct {
     pub history: Vec<u32>,
     /// How many of them are the prompt.
     pub prompt_tokens: u32,
+    /// Where an answer goes on beyond the context, tokens of it that were forgotten: their text was told.
+    pub forgotten: Vec<u32>,
+    /// All tokens that were forgotten, those of the prompt too: draws count them.
+    pub skipped: u64,
     /// What the answer must look like.
     pub format: Format,
     /// Whether control tokens print their names.

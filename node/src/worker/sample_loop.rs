@@ -30,6 +30,8 @@ pub(super) struct SampleLoop<'m> {
     /// What the model's draft head knows of it.
     head: HeadDraft,
     history: Vec<u32>,
+    /// Tokens of the answer that the history follows and that the model does not see any more, and how many tokens of all kinds that is.
+    forgotten: (Vec<u32>, u64),
     prompt: usize,
     stop: Vec<String>,
     stops: StopStrings,
@@ -52,13 +54,15 @@ impl<'m> SampleLoop<'m> {
         tokenizer: &'m Tokenizer,
         vocab: usize,
         conduct: Conduct,
-        history: Vec<u32>,
+        mut history: Vec<u32>,
     ) -> Result<Self> {
+        let known = history.split_off((conduct.forgotten as usize).min(history.len()));
+        let forgotten = std::mem::replace(&mut history, known);
         let prompt = conduct.prompt_tokens as usize;
         if prompt == 0 || prompt > history.len() {
             return Err(Error::usage(format!("a prompt of {prompt} tokens in {} known", history.len())));
         }
-        if let Some(id) = history.iter().find(|&&id| id as usize >= vocab) {
+        if let Some(id) = forgotten.iter().chain(&history).find(|&&id| id as usize >= vocab) {
             return Err(Error::usage(format!("token {id} is beyond the vocabulary of {vocab}")));
         }
         let top = conduct.sampling.logprobs.then_some(conduct.sampling.top_logprobs as usize);
@@ -83,6 +87,7 @@ impl<'m> SampleLoop<'m> {
             format: conduct.format,
             constraint: None,
             history,
+            forgotten: (forgotten, conduct.skipped),
             ended: false,
         };
         conductor.replay()?;
@@ -94,7 +99,7 @@ impl<'m> SampleLoop<'m> {
         self.detokenizer = self.tokenizer.stream().show_special(self.show_special);
         self.constraint = self.model.constraint(self.format.as_deref())?;
         self.stops = StopStrings::new(self.stop.clone())?;
-        for &id in &self.history[self.prompt..] {
+        for &id in self.forgotten.0.iter().chain(&self.history[self.prompt..]) {
             self.stops.push(self.detokenizer.push(id));
             if let Some(constraint) = &mut self.constraint {
                 constraint.accept(self.tokenizer, id).map_err(|error| Error::usage(error.to_string()))?;
@@ -206,7 +211,7 @@ impl<'m> SampleLoop<'m> {
         if let Some(constraint) = &mut self.constraint {
             constraint.mask(self.tokenizer, logits).map_err(|error| Error::usage(error.to_string()))?;
         }
-        let choice = self.sampler.sample(logits, &self.history, position as u64)?;
+        let choice = self.sampler.sample(logits, &self.history, self.forgotten.1 + position as u64)?;
         let wanted = choice.logprob.is_some();
         let bytes = |id: u32| self.tokenizer.token_bytes(id);
         let mut sampled = Sampled {

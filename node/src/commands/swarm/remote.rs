@@ -9,6 +9,7 @@ use serde::de::IgnoredAny;
 use crate::{
     Error, Result,
     cli::{SamplingArgs, swarm::RouteArgs},
+    context_shift,
     control::{self, Caller, Mode, Question},
     events::{
         DraftReport, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest,
@@ -25,11 +26,6 @@ pub fn question(
     sampling: &SamplingArgs,
     may_stay_home: bool,
 ) -> Result<PromptRequest> {
-    if sampling.context_shift {
-        return Err(Error::usage(
-            "--context-shift is for answers of this process: an answer of a swarm ends with the context; add --via local",
-        ));
-    }
     let request = crate::commands::request(vec![0], sampling)?;
     Ok(PromptRequest {
         model: String::new(),
@@ -43,6 +39,7 @@ pub fn question(
         sampling: Sampling { draft: sampling.draft.clone(), ..(&request.sampling).into() },
         seed: request.seed,
         max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
+        context_shift: sampling.context_shift,
         stop: request.stop,
         api: ForApi::default(),
         verify: route.verify,
@@ -192,8 +189,9 @@ pub fn summary_text(report: &PromptReport) -> String {
         1 => format!("; survived 1 failure (longest stall {longest:.0} ms)"),
         n => format!("; survived {n} failures (longest stall {longest:.0} ms)"),
     };
+    let shifts = context_shift::told(report.context_shifts);
     format!(
-        "{} prompt tokens, {} generated; first token after {:.0} ms{}, {:.1} tok/s{}; {} out, {} in{survived}",
+        "{} prompt tokens, {} generated; first token after {:.0} ms{}, {:.1} tok/s{}; {} out, {} in{survived}{shifts}",
         timing.prompt_tokens,
         report.completion_tokens,
         timing.ttft_ms,

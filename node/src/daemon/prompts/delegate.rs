@@ -19,7 +19,10 @@ use scheduler::{ModelId, NodeId, SessionKind, governor::Resource};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, time::timeout};
 
-use super::prompt::{PromptTask, Said};
+use super::{
+    answer::answer_after,
+    prompt::{PromptTask, Said},
+};
 use crate::{
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
@@ -142,7 +145,7 @@ impl PromptTask {
             }
         };
         let pools = ask.api.pooling.is_some();
-        let task = tokio::spawn(async move { self.answer_after(ask, said, lines).await });
+        let task = tokio::spawn(async move { answer_after(self, ask, said, lines).await });
         while let Some(event) = answer.recv().await {
             let Some(event) = to_event(event, pools) else { continue };
             let (prefix, body) = event.encode();
@@ -249,6 +252,7 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         sampling,
         seed: request.seed,
         max_tokens: request.max_tokens,
+        context_shift: false,
         stop: request.stop.clone(),
         api: ForApi {
             // A text that is pooled is text, too.

@@ -12,6 +12,7 @@ use api::choice::Wire;
 use tokio::sync::mpsc;
 
 use super::{
+    answer::answer_after,
     prompt::{PromptTask, Said},
     retry,
 };
@@ -109,7 +110,7 @@ impl PromptTask {
 
     async fn through(self, mut tee: Tee, ask: PromptRequest, said: Said, lines: mpsc::Sender<Line>) {
         let (inner, mut pieces) = mpsc::channel(LINES);
-        tokio::spawn(self.answer_after(ask, said, inner));
+        tokio::spawn(answer_after(self, ask, said, inner));
         loop {
             let event = tokio::select! {
                 event = pieces.recv() => event,

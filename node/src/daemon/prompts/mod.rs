@@ -3,6 +3,7 @@
 //! A prompt is a task (`prompt.rs`) that owns everything about its answer. It asks the loop who shall compute
 //! (`route.rs`) and tells it when it is over ([`Finished`]); both come in by [`Inbox`].
 
+mod answer;
 mod delegate;
 mod dials;
 mod drafts;
@@ -13,6 +14,7 @@ mod prompt;
 mod report;
 mod retry;
 mod route;
+mod shifts;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -22,6 +24,7 @@ use p2p::wire::receipt::Receipt;
 use scheduler::{ModelId, NodeId, SessionId, trust::Outcome};
 use tokio::sync::mpsc;
 
+pub(super) use self::answer::challenge;
 pub use self::prompt::PromptTask;
 pub(super) use self::{delegate::Guest, route::Router};
 use self::{

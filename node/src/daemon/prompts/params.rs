@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 
 use crate::{
+    context_shift::Window,
     control::Mode,
     encode::shorten,
     events::{PoolingRequest, PromptInput, PromptRequest, Refusal, RefusalKind, Sampling},
@@ -107,6 +108,7 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("attention", !ask.kind.attention.is_dense()),
         ("kv_cache_type", ask.kind.cache != CacheType::F16),
         ("draft", ask.named_drafter().is_some()),
+        ("context_shift", ask.context_shift),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)
@@ -131,16 +133,20 @@ pub(super) fn task(ask: &PromptRequest) -> Option<PoolingTask> {
 }
 
 /// How the answer is made, of a prompt of so many tokens.
-pub(super) fn conduct(ask: &PromptRequest, sampling: SamplingParams, prompt_tokens: u32) -> Conduct {
+pub(super) fn conduct(ask: &PromptRequest, sampling: SamplingParams, known: &Window) -> Conduct {
+    // What was told of the prompt is not told again.
+    let echoes = ask.api.echo && known.skipped == 0;
     Conduct {
         sampling,
         seed: ask.seed,
         stop: ask.stop.clone(),
         history: Vec::new(),
-        prompt_tokens,
+        prompt_tokens: known.prompt as u32,
+        forgotten: known.forgotten.clone(),
+        skipped: known.skipped as u64,
         format: ask.api.format.clone(),
         show_special: ask.api.show_special,
-        echo: ask.api.echo.then_some(matches!(ask.prompt, PromptInput::Text(_))),
+        echo: echoes.then_some(matches!(ask.prompt, PromptInput::Text(_))),
         pooling: task(ask),
     }
 }

@@ -6,7 +6,7 @@ use p2p::{
     Identity, Network,
     codec::{Rounding, Wire},
 };
-use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS};
+use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS, session::End};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
@@ -17,9 +17,11 @@ use super::{
     params::{Trouble, conduct, encode, only_here, sampling, trusted},
     report::{done, logprobs, prediction, tell_prompt, tell_rest},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
+    shifts,
 };
 use crate::{
     content::hex,
+    context_shift::Window,
     control::{Line, Mode, Verify},
     daemon::serve::Local,
     events::{
@@ -28,7 +30,7 @@ use crate::{
     feedback::{FeedbackQueue, Waiting},
     request::{
         self, CHUNK_ROWS, Checking, Findings, Means, Plan, PlannedRoute, Progress, Recalled, Recollections,
-        Reroute, RowForm, noticed,
+        Report, Reroute, RowForm, noticed,
     },
     rounding,
     sessions::{Order, SessionTable},
@@ -39,7 +41,7 @@ const EXPECTED_TOKENS: u32 = 128;
 /// An unloaded model has so long to come back.
 const LOADING: Duration = Duration::from_secs(120);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
-const NEWS: usize = 64;
+pub(super) const NEWS: usize = 64;
 
 /// What a prompt needs of the node.
 #[derive(Clone)]
@@ -75,20 +77,21 @@ pub(super) struct Said {
 }
 
 /// What became of a prompt that was routed.
-enum Looked {
+pub(super) enum Looked {
     /// It has its answer, or an end that was told.
     Answered,
+    /// Its context is full, and the request goes on; this was said so far.
+    Shifted(Box<PromptReport>),
     /// Its nodes turned out to be crowded; nothing was computed, another route may be better.
     Crowded,
     /// Everybody refused it for want of room; nothing was computed.
     Full,
 }
 
-struct Planned {
+pub(super) struct Planned {
     session: SessionId,
-    /// The prompt's, and those emitted elsewhere.
-    ids: Vec<u32>,
-    prompt_tokens: u32,
+    /// The prompt, and what was emitted elsewhere.
+    known: Window,
     /// Whether the prompt ends inside a block of reasoning.
     reasoning: bool,
     wire: Wire,
@@ -96,41 +99,15 @@ struct Planned {
     cuts: Option<Vec<u32>>,
     sampling: SamplingParams,
     max_tokens: u32,
+    /// Whether more than those are wanted, behind a full context.
+    goes_on: bool,
     routed: Routed,
     recalled: Recalled,
 }
 
 impl PromptTask {
-    /// Answers a prompt, line by line, going on after what was said before.
-    pub(super) async fn answer_after(self, ask: PromptRequest, said: Said, lines: mpsc::Sender<PromptEvent>) {
-        let task = self.about(&ask.model);
-        let ended = if task.is_own(&ask) && task.local.ready.has_ends() {
-            task.run(ask, said, &lines).await
-        } else {
-            task.elsewhere(ask, said, &lines).await
-        };
-        if let Err(trouble) = ended {
-            let _ = lines.send(PromptEvent::Failed(trouble.0)).await;
-        }
-    }
-
-    /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
-    pub(crate) fn challenge(mut self, node: NodeId, ask: PromptRequest) {
-        self.prove = Some(node);
-        self.memory = None;
-        let (lines, mut answer) = mpsc::channel(NEWS);
-        tokio::spawn(self.answer_after(ask, Said::default(), lines));
-        tokio::spawn(async move {
-            while let Some(event) = answer.recv().await {
-                if let PromptEvent::Failed(why) = event {
-                    tracing::info!(%node, why = why.error, "no challenge was possible");
-                }
-            }
-        });
-    }
-
-    /// The same, about the model of this node that `asked` means; the first one where it means none.
-    fn about(mut self, asked: &str) -> Self {
+    /// It, about the model of this node that `asked` means; the first one where it means none.
+    pub(super) fn about(mut self, asked: &str) -> Self {
         if !self.local.is_meant(asked)
             && let Some(meant) = self.beside.iter_mut().find(|local| local.is_meant(asked))
         {
@@ -140,12 +117,12 @@ impl PromptTask {
     }
 
     /// Whether the prompt is for the model that this is about.
-    fn is_own(&self, ask: &PromptRequest) -> bool {
+    pub(super) fn is_own(&self, ask: &PromptRequest) -> bool {
         ask.model.is_empty() || self.local.is_meant(&ask.model)
     }
 
     /// This node does not hold the model: another node must drive the request.
-    async fn elsewhere(
+    pub(super) async fn elsewhere(
         &self,
         mut ask: PromptRequest,
         said: Said,
@@ -202,7 +179,7 @@ impl PromptTask {
         let me = format!("{:?}", self.me);
         let line = match self.about(&ask.model).prepare(&ask, &Said::default(), false).await {
             Ok(planned) => {
-                let plan = prediction(&planned.routed, planned.prompt_tokens, planned.wire);
+                let plan = prediction(&planned.routed, planned.known.prompt as u32, planned.wire);
                 PlanReport { plan, me, end: true }.into()
             }
             Err(trouble) => trouble.0.into(),
@@ -211,7 +188,12 @@ impl PromptTask {
     }
 
     /// Encode, then ask who shall run it.
-    async fn prepare(&self, ask: &PromptRequest, said: &Said, commit: bool) -> Result<Planned, Trouble> {
+    pub(super) async fn prepare(
+        &self,
+        ask: &PromptRequest,
+        said: &Said,
+        commit: bool,
+    ) -> Result<Planned, Trouble> {
         let Local { name, ready, .. } = &self.local;
         if !self.is_own(ask) {
             return Err(Trouble::from(format!(
@@ -253,17 +235,20 @@ impl PromptTask {
         let worker = worker.ok_or_else(|| format!("\"{name}\" could not be loaded: see the node's log"))?;
         let formed = worker.check(&ask.api.format, (self.network.governor(), Holder::default())).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
-        let (mut ids, reasoning) = encode(ask, &worker, ready).await?;
-        let prompt_tokens = ids.len() as u32;
-        ids.extend_from_slice(&said.ids);
-        if ids.is_empty() {
+        let (prompt, reasoning) = encode(ask, &worker, ready).await?;
+        if prompt.is_empty() {
             return Err(Trouble::invalid("prompt", "the prompt is empty"));
         }
+        let fits = prompt.len() as u32 <= ready.context;
+        let shifts = (ask.context_shift && fits).then_some(ready.context as usize);
+        let known = Window::of(&prompt, &said.ids, shifts);
+        let ids = &known.ids;
         let room = (ready.context + 1).saturating_sub(ids.len() as u32);
         if room == 0 {
             return Err(Trouble::too_long(ids.len(), ready.context));
         }
-        let max_tokens = ask.max_tokens.saturating_sub(said.ids.len() as u32).clamp(1, room);
+        let left = ask.max_tokens.saturating_sub(said.ids.len() as u32);
+        let (max_tokens, goes_on) = (left.clamp(1, room), ask.context_shift && left > room);
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
@@ -279,7 +264,7 @@ impl PromptTask {
         let all_rows = (ask.api.echo && sampling.logprobs) || ask.api.pooling.is_some();
         let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict && !all_rows);
         let fixed = said.rounding.as_deref().or(cuts.as_deref());
-        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, ask.kind, (wire, fixed));
+        let recall = |memory: &Recollections| memory.recall(ready.model, ids, ask.kind, (wire, fixed));
         let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         let lacking = self.feedback.lacking(ready.model, ask.kind);
@@ -312,76 +297,32 @@ impl PromptTask {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
             NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, format!("{why}{beside}")),
         })?;
-        Ok(Planned {
-            session,
-            ids,
-            prompt_tokens,
-            reasoning,
-            wire,
-            cuts,
-            sampling,
-            max_tokens,
-            routed,
-            recalled,
-        })
-    }
-
-    async fn run(
-        &self,
-        ask: PromptRequest,
-        said: Said,
-        lines: &mpsc::Sender<PromptEvent>,
-    ) -> Result<(), Trouble> {
-        let mut waiting = Waiting::new(self.feedback.clone(), self.local.ready.model);
-        let mut looks = 0;
-        let mut full = waiting.others();
-        loop {
-            // While every node is full it waits in line.
-            if full && !lines.is_closed() {
-                tokio::select! {
-                    room = waiting.room() => room.map_err(Trouble::shed)?,
-                    () = lines.closed() => {}
-                }
-            }
-            let planned = match self.prepare(&ask, &said, true).await {
-                Err(trouble) if trouble.is_busy() && !lines.is_closed() => {
-                    full = true;
-                    continue;
-                }
-                prepared => prepared?,
-            };
-            full = match self.look(planned, &ask, &said, looks, &mut waiting, lines).await? {
-                Looked::Crowded => false,
-                Looked::Full => true,
-                Looked::Answered => return Ok(()),
-            };
-            // The scheduler takes the last look as it is.
-            looks = if full { looks } else { (looks + 1).min(LOOKS - 1) };
-        }
+        Ok(Planned { session, known, reasoning, wire, cuts, sampling, max_tokens, goes_on, routed, recalled })
     }
 
     /// Runs a prompt as it was routed.
-    async fn look(
+    pub(super) async fn look(
         &self,
         planned: Planned,
         ask: &PromptRequest,
-        said: &Said,
+        (said, before): (&Said, Option<&PromptReport>),
         looks: u32,
         waiting: &mut Waiting,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
         let Planned {
             session,
-            ids,
-            prompt_tokens,
+            known,
             reasoning,
             wire,
             cuts,
             sampling,
             max_tokens,
+            goes_on,
             routed,
             recalled,
         } = planned;
+        let (prompt_tokens, told_before) = (known.prompt as u32, known.forgotten.len() as u32);
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
@@ -397,7 +338,7 @@ impl PromptTask {
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
         inlets.reading.expect(self.local.ready.hidden);
-        let positions = (ids.len() as u32).saturating_add(max_tokens);
+        let positions = (known.ids.len() as u32).saturating_add(max_tokens);
         let resumed = !said.ids.is_empty();
         let drafter = match drafts::seat(&self.local, ask, resumed, (session, positions, &sampling)) {
             Ok(drafter) => drafter,
@@ -426,8 +367,10 @@ impl PromptTask {
             reasoning,
             plan: prediction(&routed, prompt_tokens, wire),
         };
-        let event = RouteEvent { mode: ask.mode, own: Some(route.clone()), elsewhere: None };
-        let _ = lines.send(PromptEvent::Route(Box::new(event))).await;
+        if before.is_none() {
+            let event = RouteEvent { mode: ask.mode, own: Some(route.clone()), elsewhere: None };
+            let _ = lines.send(PromptEvent::Route(Box::new(event))).await;
+        }
 
         let expected = routed.expected.clone();
         let (progress, mut news) = mpsc::channel(NEWS);
@@ -447,9 +390,9 @@ impl PromptTask {
         let plan = Plan {
             session,
             model,
-            prompt: ids,
+            conduct: conduct(ask, sampling, &known),
+            prompt: known.ids,
             max_tokens,
-            conduct: conduct(ask, sampling, prompt_tokens),
             form: RowForm {
                 rounding,
                 kind: ask.kind,
@@ -486,6 +429,9 @@ impl PromptTask {
         tokio::spawn(request::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let (mut ended, mut told) = (None, false);
+        let is_shifted = |report: &Report| {
+            goes_on && report.end == End::Length && report.said.ids.len() == max_tokens as usize
+        };
         loop {
             let piece = tokio::select! {
                 piece = news.recv() => piece,
@@ -516,7 +462,7 @@ impl PromptTask {
                     return Ok(Looked::Crowded);
                 }
                 Progress::Integrity { position, node } => PromptEvent::Integrity {
-                    token: position.saturating_sub(prompt_tokens),
+                    token: (position + told_before).saturating_sub(prompt_tokens),
                     node: format!("{node:?}"),
                     message:
                         "a peer was caught lying after tokens that followed from it were shown; run it again"
@@ -525,17 +471,21 @@ impl PromptTask {
                 // The command line waits for the word of all checks, and so does what cannot be said to be wrong later; a client over HTTP
                 // has its answer.
                 Progress::Answered(_) if !ask.api.over_http || ask.api.pooling.is_some() => continue,
+                Progress::Answered(report) if is_shifted(&report) => continue,
                 Progress::Answered(mut report) => {
                     told = true;
                     tell_rest(&mut report.said, lines).await;
                     // No node serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.said.rest);
-                    let report = done(&report, ask.mode, &route, &whole);
+                    let report = shifts::joined(before, done(&report, ask.mode, &route, &whole));
                     PromptEvent::Done(Box::new(PromptReport { checking: true, ..report }))
                 }
                 Progress::Done(mut report) => {
-                    if !told {
+                    // What is held back of a text that goes on comes with what follows.
+                    if is_shifted(&report) {
+                        report.said.rest.clear();
+                    } else if !told {
                         tell_rest(&mut report.said, lines).await;
                     }
                     text.push_str(&report.said.rest);
@@ -572,13 +522,14 @@ impl PromptTask {
         span.record("tokens", report.said.ids.len()).record("faults", report.disturbances.faults.len());
         span.record("ttft_ms", report.times.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
-        let said = done(&report, ask.mode, &route, &text);
+        let shifted = is_shifted(&report) && !lines.is_closed();
+        let said = shifts::joined(before, done(&report, ask.mode, &route, &text));
         let (measured, came_true) = (expected.measured(&report), expected.came_true(&report));
         let Findings { outcomes, receipts, proofs, .. } = report.findings;
         let over = Finished {
             session,
             model,
-            report: self.prove.is_none().then(|| said.clone()),
+            report: (self.prove.is_none() && !shifted).then(|| said.clone()),
             measured,
             came_true,
             outcomes,
@@ -587,6 +538,9 @@ impl PromptTask {
         };
         let _ = self.finished.send(over).await;
         let said = Box::new(said);
+        if shifted {
+            return Ok(Looked::Shifted(said));
+        }
         let _ = lines.send(if told { PromptEvent::Checked(said) } else { PromptEvent::Done(said) }).await;
         Ok(Looked::Answered)
     }

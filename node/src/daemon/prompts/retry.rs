@@ -78,6 +78,7 @@ mod tests {
             sampling: Sampling { temperature: Some(0.7), top_p: Some(0.1 + 0.2), ..Sampling::default() },
             seed,
             max_tokens: 4,
+            context_shift: false,
             stop: Vec::new(),
             verify: Verify::Sample,
             shadow: Shadow::All,

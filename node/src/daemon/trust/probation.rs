@@ -114,6 +114,7 @@ pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
         sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
         seed: 0,
         max_tokens: TOKENS,
+        context_shift: false,
         stop: Vec::new(),
         verify: Verify::Strict,
         shadow: Shadow::All,

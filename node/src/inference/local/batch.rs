@@ -53,10 +53,10 @@ pub use self::{
     echo::Echo,
     gauges::{Gauges, Reading},
 };
-use super::shift;
 use crate::{
     Result,
     constrain::Constraint,
+    context_shift,
     drafting::FEW_ROWS,
     model::{CHUNK_ROWS, Model, ModelDrafter},
     state_store::StateStore,
@@ -352,7 +352,7 @@ impl<'m> Batch<'m> {
         }
         while let Some(job) = self.waiting.front() {
             let (ask, ctx) = (&job.ask, self.model.ctx);
-            let room = shift::room(ask.max_tokens, ask.prompt.len(), ctx, ask.context_shift);
+            let room = context_shift::room(ask.max_tokens, ask.prompt.len(), ctx, ask.context_shift);
             let (kind, executor) = (ask.kind, &self.model.executor);
             let positions = ask.prompt.len().saturating_add(room).min(ctx);
             let bytes = match kind.attention.budget() {

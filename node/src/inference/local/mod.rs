@@ -10,7 +10,6 @@ pub mod confined;
 pub mod engine;
 mod keeper;
 pub mod prompt;
-mod shift;
 mod texts;
 mod wire;
 
@@ -258,6 +257,15 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
     Ok(ids)
 }
 
+/// That an answer which does not end with the context ends all the same.
+pub(crate) fn limits_shifts(request: &GenerateRequest) -> Result<(), Failure> {
+    if request.session.context_shift && request.max_tokens.is_none() {
+        let why = "say how many tokens: with `context_shift` the answer does not end with the context";
+        return Err(Failure::invalid("max_tokens", why));
+    }
+    Ok(())
+}
+
 /// What the tokens see and how keys and values are kept, as `request` asks.
 pub(crate) fn session_kind(request: &GenerateRequest) -> Result<SessionKind, Failure> {
     let (attention, cache) = (&request.session.attention, &request.session.kv_cache_type);
@@ -326,10 +334,7 @@ impl Ready {
             return Err(Failure::invalid("cuts", why));
         }
         let kind = session_kind(request)?;
-        if request.session.context_shift && request.max_tokens.is_none() {
-            let why = "say how many tokens: with `context_shift` the answer does not end with the context";
-            return Err(Failure::invalid("max_tokens", why));
-        }
+        limits_shifts(request)?;
         if let Err(why) = self.model.executor.attends(kind) {
             let alone = SessionKind::from(kind.attention);
             let field =

@@ -25,9 +25,8 @@ use shard::{
     stop::StopStrings,
 };
 
-use super::shift;
 use crate::{
-    Error, Result,
+    Error, Result, context_shift,
     drafting::{Asking, Drafting, HeadDraft, READ_FOR, Tally},
     model::Model,
 };
@@ -248,7 +247,7 @@ pub fn generate(
     let mut sampler = Sampler::new(request.sampling.clone(), request.seed, vocab)?;
     let mut stops = StopStrings::new(request.stop.clone())?;
     let stop_ids = model.tokenizer.stop_ids();
-    let room = shift::room(request.max_tokens, prompt.len(), model.ctx, request.context_shift);
+    let room = context_shift::room(request.max_tokens, prompt.len(), model.ctx, request.context_shift);
 
     let reused_tokens = session.keep_common(prompt);
     let mut summary = Summary {
@@ -314,7 +313,7 @@ pub fn generate(
         let began = Instant::now();
         // The token that has no place any more was the last one, unless the request goes on.
         if history.len() > model.ctx {
-            let gone = shift::forgotten(prompt.len(), model.ctx);
+            let gone = context_shift::forgotten(prompt.len(), model.ctx);
             session.go_back(gone.start);
             forgotten += gone.len() as u64;
             history.drain(gone);

@@ -12,7 +12,7 @@ use shard::{
 };
 
 use super::*;
-use crate::library;
+use crate::{context_shift, library};
 
 /// Longest a test waits for the model, on whatever machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -369,7 +369,7 @@ async fn an_answer_goes_on_beyond_the_context_if_asked_to() {
     assert_eq!(went_on[..ended.len()], ended);
     // What comes then is what a prompt of the tokens that stayed gets.
     let mut stayed = [&prompt[..], &ended].concat();
-    stayed.drain(shift::forgotten(prompt.len(), 256));
+    stayed.drain(context_shift::forgotten(prompt.len(), 256));
     let fresh = chosen(&alone, ask(&stayed, 60, false, 0.0)).await;
     assert_eq!(went_on[ended.len()..][..60], fresh);
     // One answer at a time, with drafts or without, draws the same tokens.

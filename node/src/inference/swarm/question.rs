@@ -49,10 +49,7 @@ pub(super) fn question(
     };
     let own = view.is_first(request.model.as_deref());
     let mode = in_mode(shared, view, request)?;
-    if request.session.context_shift {
-        let why = "an answer of a swarm ends with the context; `shoal serve --via local`, `shoal run` and `shoal chat` go on";
-        return Err(Failure::invalid("context_shift", why));
-    }
+    local::limits_shifts(request)?;
     Ok(PromptRequest {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,
@@ -67,6 +64,7 @@ pub(super) fn question(
         sampling: Sampling { draft, ..(&sampling).into() },
         seed: request.seed.map_or_else(local::draw_seed, Ok)?,
         max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+        context_shift: request.session.context_shift,
         stop: request.stop.clone(),
         api: ForApi {
             format: request.format.clone(),

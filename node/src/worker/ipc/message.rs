@@ -378,6 +378,9 @@ pub struct Conduct {
     pub seed: u64,
     pub stop: Vec<String>,
     pub prompt_tokens: u32,
+    /// How many ids in front of the history were forgotten.
+    pub forgotten: u32,
+    pub skipped: u64,
     /// JSON of [`api::inference::Format`]; `None` for text of no form.
     pub format: Option<String>,
     pub show_special: bool,

@@ -368,6 +368,8 @@ mod tests {
             seed: 1,
             stop: vec!["END".into()],
             prompt_tokens: 2,
+            forgotten: 1,
+            skipped: 3,
         };
         let open = Open {
             session: [3; 16],

@@ -15,10 +15,11 @@ use shard::{
 };
 use tracing::{Span, field::Empty};
 
-use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named, shift};
+use super::{EVENTS_PER_PASS, Job, cold::ColdPrefixes, named};
 use crate::{
     Result,
     constrain::Constraint,
+    context_shift,
     drafting::{Asking, Drafting, FEW_ROWS, HeadDraft, READ_FOR},
     model::{Model, ModelDrafter},
 };
@@ -299,7 +300,7 @@ impl<'m> Session<'m> {
 
     /// Forgets tokens, so that the last one has a place among `ctx` positions; those behind them are computed again.
     fn shift(&mut self, ctx: usize) {
-        let forgotten = shift::forgotten(self.job.ask.prompt.len(), ctx);
+        let forgotten = context_shift::forgotten(self.job.ask.prompt.len(), ctx);
         self.state.rewind(forgotten.start);
         self.extent.forgotten += forgotten.len();
         self.ids.drain(forgotten);
