@@ -3,6 +3,7 @@
 //! Each stretch up to a full context is a prompt of its own to the swarm ([`crate::context_shift::Window`]): a session, a route, checks and
 //! receipts. The caller sees one answer.
 
+use api::choice::Wire;
 use scheduler::{NodeId, lease::LOOKS};
 use tokio::sync::mpsc;
 
@@ -59,8 +60,9 @@ async fn answer(
     while let Some(report) = stretch(task, ask, (&said, before.as_deref()), lines).await? {
         let told = before.map_or(0, |before| before.ids.len());
         said.ids.extend_from_slice(&report.ids[told..]);
-        // What was rounded is rounded there again, whatever the next route is.
-        said.rounding = report.conducted.as_ref().map(|conducted| conducted.cuts.clone());
+        // What was rounded is rounded there again, whatever the next route is; what was not stays exact.
+        let own = report.conducted.as_ref().filter(|own| own.wire != Wire::Raw);
+        said.rounding = own.map(|own| own.cuts.clone());
         before = Some(report);
     }
     Ok(())
@@ -75,7 +77,8 @@ async fn stretch(
 ) -> Result<Option<Box<PromptReport>>, Trouble> {
     let mut waiting = Waiting::new(task.feedback.clone(), task.local.ready.model);
     let mut looks = 0;
-    let mut full = waiting.others();
+    // What has begun does not go behind others.
+    let mut full = said.1.is_none() && waiting.others();
     loop {
         // While every node is full it waits in line.
         if full && !lines.is_closed() {
