@@ -54,11 +54,9 @@ pub struct PromptRequest {
     pub sampling: Sampling,
     /// The seed of every draw.
     pub seed: u64,
-    /// Most tokens.
-    pub max_tokens: u32,
-    /// Whether the answer goes on where the context is full.
-    #[serde(default)]
-    pub context_shift: bool,
+    /// How long it may become.
+    #[serde(flatten)]
+    pub length: AnswerLength,
     /// Generation ends before any of these.
     #[serde(default)]
     pub stop: Vec<String>,
@@ -71,6 +69,16 @@ pub struct PromptRequest {
     /// What only the API asks for.
     #[serde(default)]
     pub api: ForApi,
+}
+
+/// How long an answer may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerLength {
+    /// Most tokens.
+    pub max_tokens: u32,
+    /// Whether it goes on where the context is full.
+    #[serde(default)]
+    pub context_shift: bool,
 }
 
 /// First and last layers of a model.

@@ -21,7 +21,7 @@ impl Debug for PromptRequest {
             .field("prompt", &self.prompt)
             .field("mode", &self.mode)
             .field("wire", &self.wire)
-            .field("max_tokens", &self.max_tokens)
+            .field("length", &self.length)
             .finish_non_exhaustive()
     }
 }

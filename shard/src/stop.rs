@@ -32,6 +32,12 @@ impl StopStrings {
         Ok(Self { stops, held: String::new(), ready: String::new(), hit: false, met: None })
     }
 
+    /// Forgets the text that it took.
+    pub fn begin_again(&mut self) {
+        let stops = std::mem::take(&mut self.stops);
+        *self = Self { stops, held: String::new(), ready: String::new(), hit: false, met: None };
+    }
+
     /// Whether a stop string was met; nothing more will come out.
     pub fn hit(&self) -> bool {
         self.hit

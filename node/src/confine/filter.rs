@@ -24,6 +24,7 @@ use super::Purpose;
 /// From `linux/prctl.h`: names for memory, which some allocators give.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 /// From `asm/prctl.h`: whether wide registers may be used, and the wish to use them.
+#[cfg(target_arch = "x86_64")]
 const ARCH_XCOMP: [u64; 3] = [0x1021, 0x1022, 0x1023];
 /// A thread of this process, as opposed to a process.
 const THREAD: u64 = (c::CLONE_VM | c::CLONE_SIGHAND | c::CLONE_THREAD) as u64;

@@ -33,7 +33,6 @@ pub(super) struct SampleLoop<'m> {
     /// Tokens of the answer that the history follows and that the model does not see any more, and how many tokens of all kinds that is.
     forgotten: (Vec<u32>, u64),
     prompt: usize,
-    stop: Vec<String>,
     stops: StopStrings,
     detokenizer: Detokenizer<'m>,
     show_special: bool,
@@ -80,8 +79,7 @@ impl<'m> SampleLoop<'m> {
             sampler: Sampler::new(params, conduct.seed, vocab)?,
             head,
             prompt,
-            stops: StopStrings::new(conduct.stop.clone())?,
-            stop: conduct.stop,
+            stops: StopStrings::new(conduct.stop)?,
             detokenizer: tokenizer.stream(),
             show_special: conduct.show_special,
             format: conduct.format,
@@ -98,7 +96,7 @@ impl<'m> SampleLoop<'m> {
     fn replay(&mut self) -> Result<()> {
         self.detokenizer = self.tokenizer.stream().show_special(self.show_special);
         self.constraint = self.model.constraint(self.format.as_deref())?;
-        self.stops = StopStrings::new(self.stop.clone())?;
+        self.stops.begin_again();
         for &id in self.forgotten.0.iter().chain(&self.history[self.prompt..]) {
             self.stops.push(self.detokenizer.push(id));
             if let Some(constraint) = &mut self.constraint {

@@ -12,8 +12,8 @@ use crate::{
     context_shift,
     control::{self, Caller, Mode, Question},
     events::{
-        DraftReport, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest,
-        Sampling, StageRange,
+        AnswerLength, DraftReport, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport,
+        PromptRequest, Sampling, StageRange,
     },
     journal, output,
 };
@@ -38,8 +38,10 @@ pub fn question(
         ends: Ends { head: route.head, tail: route.tail },
         sampling: Sampling { draft: sampling.draft.clone(), ..(&request.sampling).into() },
         seed: request.seed,
-        max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
-        context_shift: sampling.context_shift,
+        length: AnswerLength {
+            max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
+            context_shift: sampling.context_shift,
+        },
         stop: request.stop,
         api: ForApi::default(),
         verify: route.verify,

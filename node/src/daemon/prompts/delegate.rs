@@ -27,8 +27,8 @@ use crate::{
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
     events::{
-        Elsewhere, Ends, FinishReason, ForApi, PoolingRequest, PromptEvent, PromptInput, PromptReport,
-        PromptRequest, RouteEvent, Sampling, StageReport, Stall, Timing,
+        AnswerLength, Elsewhere, Ends, FinishReason, ForApi, PoolingRequest, PromptEvent, PromptInput,
+        PromptReport, PromptRequest, RouteEvent, Sampling, StageReport, Stall, Timing,
     },
     telemetry::Requester,
 };
@@ -210,7 +210,7 @@ fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
         form,
         sampling: serde_json::to_vec(&ask.sampling).unwrap_or_default(),
         seed: ask.seed,
-        max_tokens: ask.max_tokens,
+        max_tokens: ask.length.max_tokens,
         stop: ask.stop.clone(),
         emitted,
         pooling: ask
@@ -251,8 +251,7 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         ends: Ends::default(),
         sampling,
         seed: request.seed,
-        max_tokens: request.max_tokens,
-        context_shift: false,
+        length: AnswerLength { max_tokens: request.max_tokens, context_shift: false },
         stop: request.stop.clone(),
         api: ForApi {
             // A text that is pooled is text, too.

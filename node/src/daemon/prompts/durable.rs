@@ -86,7 +86,7 @@ impl PromptTask {
         if lines.send(PromptEvent::Resumed(resumed).into()).await.is_err() {
             return;
         }
-        if ids.len() as u64 >= u64::from(ask.max_tokens) {
+        if ids.len() as u64 >= u64::from(ask.length.max_tokens) {
             // Only its end was missing.
             journal.remove();
             let report = PromptReport {

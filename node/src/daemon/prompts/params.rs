@@ -108,7 +108,7 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("attention", !ask.kind.attention.is_dense()),
         ("kv_cache_type", ask.kind.cache != CacheType::F16),
         ("draft", ask.named_drafter().is_some()),
-        ("context_shift", ask.context_shift),
+        ("context_shift", ask.length.context_shift),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)

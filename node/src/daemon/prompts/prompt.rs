@@ -240,15 +240,15 @@ impl PromptTask {
             return Err(Trouble::invalid("prompt", "the prompt is empty"));
         }
         let fits = prompt.len() as u32 <= ready.context;
-        let shifts = (ask.context_shift && fits).then_some(ready.context as usize);
+        let shifts = (ask.length.context_shift && fits).then_some(ready.context as usize);
         let known = Window::of(&prompt, &said.ids, shifts);
         let ids = &known.ids;
         let room = (ready.context + 1).saturating_sub(ids.len() as u32);
         if room == 0 {
             return Err(Trouble::too_long(ids.len(), ready.context));
         }
-        let left = ask.max_tokens.saturating_sub(said.ids.len() as u32);
-        let (max_tokens, goes_on) = (left.clamp(1, room), ask.context_shift && left > room);
+        let left = ask.length.max_tokens.saturating_sub(said.ids.len() as u32);
+        let (max_tokens, goes_on) = (left.clamp(1, room), ask.length.context_shift && left > room);
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)

@@ -28,7 +28,7 @@ pub(super) fn interrupted(home: &Path, model: &str, ask: &PromptRequest) -> Opti
     }
     let (journal, kept) =
         Journal::again(home, |begun| begun.model == model && question(&begun.ask) == question(ask))?;
-    if kept.ids.len() as u64 >= u64::from(ask.max_tokens) {
+    if kept.ids.len() as u64 >= u64::from(ask.length.max_tokens) {
         journal.remove();
         return None;
     }
@@ -41,7 +41,7 @@ fn question(ask: &PromptRequest) -> Value {
     let sampling = Sampling { draft: Draft::default(), ..ask.sampling.clone() };
     let question = json!({
         "prompt": ask.prompt, "wire": ask.wire, "kind": ask.kind.to_string(), "sampling": sampling, "seed": ask.seed,
-        "max_tokens": ask.max_tokens, "stop": ask.stop, "api": ask.api,
+        "length": ask.length, "stop": ask.stop, "api": ask.api,
     });
     serde_json::from_str(&question.to_string()).unwrap_or(question)
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::{events, interrupted};
     use crate::{
         control::{Mode, Shadow, Verify},
-        events::{Ends, ForApi, PromptInput, PromptRequest, Sampling},
+        events::{AnswerLength, Ends, ForApi, PromptInput, PromptRequest, Sampling},
         journal::{Begun, Journal, unfinished},
     };
 
@@ -77,8 +77,7 @@ mod tests {
             // Not the shortest way to write them: a journal may give back their neighbors.
             sampling: Sampling { temperature: Some(0.7), top_p: Some(0.1 + 0.2), ..Sampling::default() },
             seed,
-            max_tokens: 4,
-            context_shift: false,
+            length: AnswerLength { max_tokens: 4, context_shift: false },
             stop: Vec::new(),
             verify: Verify::Sample,
             shadow: Shadow::All,

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     control::{Mode, Shadow, Verify},
-    events::{Ends, ForApi, PromptInput, PromptRequest, Sampling},
+    events::{AnswerLength, Ends, ForApi, PromptInput, PromptRequest, Sampling},
 };
 
 /// Least time between two challenges.
@@ -113,8 +113,7 @@ pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
         ends: Ends::default(),
         sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
         seed: 0,
-        max_tokens: TOKENS,
-        context_shift: false,
+        length: AnswerLength { max_tokens: TOKENS, context_shift: false },
         stop: Vec::new(),
         verify: Verify::Strict,
         shadow: Shadow::All,

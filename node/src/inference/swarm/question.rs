@@ -5,7 +5,7 @@ use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 use super::{SwarmState, view::holds_all};
 use crate::{
     consent,
-    events::{Ends, ForApi, PromptInput, PromptRequest, Sampling},
+    events::{AnswerLength, Ends, ForApi, PromptInput, PromptRequest, Sampling},
     inference::local,
     reports::View,
 };
@@ -63,8 +63,10 @@ pub(super) fn question(
         ends: Ends::default(),
         sampling: Sampling { draft, ..(&sampling).into() },
         seed: request.seed.map_or_else(local::draw_seed, Ok)?,
-        max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
-        context_shift: request.session.context_shift,
+        length: AnswerLength {
+            max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+            context_shift: request.session.context_shift,
+        },
         stop: request.stop.clone(),
         api: ForApi {
             format: request.format.clone(),
