@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use shard::gguf::Gguf;
 use tempfile::TempDir;
 
-const TOKENS: usize = 300;
+const TOKENS: usize = 190;
 
 /// A prompt, and how it is answered, that the model does not end by itself; the stop string never comes, and is looked for over
 /// every border.
@@ -18,7 +18,7 @@ fn ask() -> Vec<String> {
     let ends = ["eos", "eot"].map(|kind| format!("tokenizer.ggml.{kind}_token_id"));
     let ends = ends.iter().filter_map(|key| gguf.metadata().u64(key));
     let mut ask: Vec<String> =
-        ["--raw", "--context-shift", "--temperature", "0.9", "--seed", "5", "-n", "300"]
+        ["--raw", "--context-shift", "--temperature", "0.9", "--seed", "5", "-n", "190"]
             .map(str::to_owned)
             .to_vec();
     ask.extend(ends.flat_map(|id| ["--logit-bias".to_owned(), format!("{id}=-100")]));
@@ -34,7 +34,7 @@ fn an_answer_of_a_swarm_goes_on_beyond_the_context() {
     let run = ["run", "--json"].into_iter().chain(context).map(str::to_owned);
     let alone = Shoal::new().json(run.chain(ask()), "");
     assert_eq!(alone["ids"].as_array().unwrap().len(), TOKENS, "{alone}");
-    assert!(alone["context_shifts"].as_u64() > Some(3), "{alone}");
+    assert!(alone["context_shifts"].as_u64() > Some(2), "{alone}");
 
     let start =
         |name: &str, args: &[&str]| Node::start(&folder.path().join(name), &[&context[..], args].concat());
