@@ -43,6 +43,8 @@ fn weights(format: &Format, rows: usize, cols: usize, random: &mut Random) -> Ve
             "bf16" => block.copy_from_slice(&half::bf16::from_f32(random.float()).to_le_bytes()),
             // All exponents, zero among them, that keep the sums finite.
             "mxfp4" => block[0] = if block[0] < 8 { block[0] } else { block[0] & 31 | 0x60 },
+            // Any bits are sane scales.
+            "nvfp4" => {}
             "iq1_m" => block[55] = block[55] & 0x8f | 0x20,
             _ => {
                 for &at in halves(format) {
@@ -128,7 +130,7 @@ fn check(format: &'static Format) {
 
 #[test]
 fn every_format_equals_its_specification() {
-    assert_eq!(quant::ALL.len(), 25);
+    assert_eq!(quant::ALL.len(), 28);
     for format in quant::ALL {
         check(format);
     }
@@ -200,6 +202,7 @@ fn products_have_rows_of_their_own() {
         ("q6_k", 256, 1024, 5),
         ("q4_0", 32, 40, 0),
         ("mxfp4", 160, 32, 8),
+        ("nvfp4", 192, 64, 7),
     ];
     for cpu in cpus() {
         let mut scratch = Activations::new();

@@ -172,6 +172,8 @@ pub(super) fn file_type(format: &Format) -> u32 {
         "tq1_0" => 36,
         "tq2_0" => 37,
         "mxfp4" => 38,
+        "nvfp4" => 39,
+        "q1_0" => 40,
         _ => 1024,
     }
 }

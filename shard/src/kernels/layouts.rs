@@ -2,15 +2,15 @@
 
 use super::panel::{
     Float, Layout, ROWS,
-    codes::{Codes, W2, W3, W4, W5, W6, W8},
+    codes::{Codes, W1, W2, W3, W4, W5, W6, W8},
     pack, panel_bytes,
-    scales::{Affine, Groups, Halves, HalvesMin, Power, ScaleKind, Shared, Single, WithMin},
+    scales::{Affine, FloatHalves, Groups, Halves, HalvesMin, Power, ScaleKind, Shared, Single, WithMin},
     unpacked,
 };
 use super::{Isa, amx, tile};
 use crate::quant::{
     self, Format, codebook::Codebook, iq1_m::Iq1M, iq1_s::Iq1S, iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs,
-    iq3_s::Iq3S, iq3_xxs::Iq3Xxs, iq4_xs::Iq4Xs, tq1_0, tq2_0,
+    iq3_s::Iq3S, iq3_xxs::Iq3Xxs, iq4_xs::Iq4Xs, nvfp4, q1_0, q2_0, tq1_0, tq2_0,
 };
 
 /// A layout as a table of functions, so that a matrix carries one pointer.
@@ -66,7 +66,7 @@ macro_rules! panels {
 
 /// The panels of an integer format.
 pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
-    static TABLE: [(u32, Panels); 22] = [
+    static TABLE: [(u32, Panels); 25] = [
         (quant::Q4_0.ggml_type, panels!(Q4_0, false, false, false)),
         (quant::Q4_1.ggml_type, panels!(Q4_1, false, true, false)),
         (quant::Q5_0.ggml_type, panels!(Q5_0, false, false, false)),
@@ -81,6 +81,9 @@ pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
         (quant::MXFP4.ggml_type, panels!(Mxfp4, false, false, true)),
         (quant::TQ1_0.ggml_type, panels!(Tq1_0, false, false, false)),
         (quant::TQ2_0.ggml_type, panels!(Tq2_0, false, false, false)),
+        (quant::NVFP4.ggml_type, panels!(Nvfp4, true, false, true)),
+        (quant::Q1_0.ggml_type, panels!(Q1_0, false, false, false)),
+        (quant::Q2_0.ggml_type, panels!(Q2_0, false, false, false)),
         (quant::IQ4_XS.ggml_type, panels!(Book<Iq4Xs, W4, Groups<0>>, false, false, true)),
         (quant::IQ3_S.ggml_type, panels!(Book<Iq3S, W4, Groups<0>>, false, false, true)),
         (quant::IQ3_XXS.ggml_type, panels!(Book<Iq3Xxs, W4, Groups<2>>, false, false, true)),
@@ -395,6 +398,29 @@ impl Layout for Mxfp4 {
     }
 }
 
+struct Nvfp4;
+impl Layout for Nvfp4 {
+    type Codes = W4;
+    type Scales = FloatHalves;
+    const FOLD: i32 = 0;
+    const TABLE: Option<[i8; 16]> = Some(quant::MXFP4_VALUES);
+    const SIGNED: bool = true;
+    const GGUF_BYTES: usize = 36;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        std::array::from_fn(|g| {
+            word(block, 4 + 16 * i + 8 * (g / 4) + 4 * (g % 2)) >> (g % 4 / 2 * 4) & 0x0f0f_0f0f
+        })
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        for (r, block) in blocks.iter().enumerate() {
+            let Some(block) = block else { continue };
+            for (s, scale) in block[..4].iter().enumerate() {
+                out[16 * s + r] = nvfp4::nibbles(*scale);
+            }
+        }
+    }
+}
+
 /// One code per byte as words.
 fn words(codes: [u8; 32]) -> [u32; 8] {
     std::array::from_fn(|g| word(&codes, 4 * g))
@@ -403,7 +429,7 @@ fn words(codes: [u8; 32]) -> [u32; 8] {
 struct Tq2_0;
 impl Layout for Tq2_0 {
     type Codes = W2;
-    type Scales = Shared;
+    type Scales = Shared<8>;
     const FOLD: i32 = 1;
     const SIGNED: bool = false;
     const GGUF_BYTES: usize = 66;
@@ -415,10 +441,40 @@ impl Layout for Tq2_0 {
     }
 }
 
+struct Q1_0;
+impl Layout for Q1_0 {
+    type Codes = W1;
+    type Scales = Shared<4>;
+    const FOLD: i32 = 1;
+    const SIGNED: bool = false;
+    const GGUF_BYTES: usize = 18;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        words(q1_0::codes(block, i))
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        halves(blocks, 0, 0, out);
+    }
+}
+
+struct Q2_0;
+impl Layout for Q2_0 {
+    type Codes = W2;
+    type Scales = Shared<2>;
+    const FOLD: i32 = 1;
+    const SIGNED: bool = false;
+    const GGUF_BYTES: usize = 18;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        words(q2_0::codes(block, i))
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        halves(blocks, 0, 0, out);
+    }
+}
+
 struct Tq1_0;
 impl Layout for Tq1_0 {
     type Codes = W2;
-    type Scales = Shared;
+    type Scales = Shared<8>;
     const FOLD: i32 = 1;
     const SIGNED: bool = false;
     const GGUF_BYTES: usize = 54;

@@ -32,6 +32,9 @@ pub(crate) mod iq3_xxs;
 mod iq4_nl;
 pub(crate) mod iq4_xs;
 pub(crate) mod mxfp4;
+pub(crate) mod nvfp4;
+pub(crate) mod q1_0;
+pub(crate) mod q2_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -65,6 +68,9 @@ pub use iq3_xxs::IQ3_XXS;
 pub use iq4_nl::{IQ4_NL, VALUES as IQ4_NL_VALUES};
 pub use iq4_xs::IQ4_XS;
 pub use mxfp4::{MXFP4, VALUES as MXFP4_VALUES};
+pub use nvfp4::NVFP4;
+pub use q1_0::Q1_0;
+pub use q2_0::Q2_0;
 pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
@@ -81,7 +87,8 @@ pub use tq2_0::TQ2_0;
 /// Every format there is. A new one goes to the end: golden hashes are seeded with the place.
 pub static ALL: &[&Format] = &[
     &F32, &F16, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q8_0, &Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_NL, &BF16, &MXFP4,
-    &IQ4_XS, &TQ1_0, &TQ2_0, &IQ3_S, &IQ3_XXS, &IQ2_XXS, &IQ2_XS, &IQ2_S, &IQ1_S, &IQ1_M,
+    &IQ4_XS, &TQ1_0, &TQ2_0, &IQ3_S, &IQ3_XXS, &IQ2_XXS, &IQ2_XS, &IQ2_S, &IQ1_S, &IQ1_M, &NVFP4, &Q1_0,
+    &Q2_0,
 ];
 
 /// Activations share a scale per this many values, and every integer format's block is a multiple of it.

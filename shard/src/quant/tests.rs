@@ -18,8 +18,8 @@ struct Golden {
 }
 
 fn golden() -> Vec<Golden> {
-    // 14 formats with one record of blocks and three rows each, 7 plain and 7 searching quantizers; 11 and 3.
-    [records(GOLDEN, 14 + 7 + 7 + 3 * 14), records(TABLES, 11 + 3 + 3 * 11)].into_iter().flatten().collect()
+    // 14 formats with one record of blocks and three rows each, 7 plain and 7 searching quantizers; 14 and 3.
+    [records(GOLDEN, 14 + 7 + 7 + 3 * 14), records(TABLES, 14 + 3 + 3 * 14)].into_iter().flatten().collect()
 }
 
 fn records(mut rest: &'static [u8], count: usize) -> Vec<Golden> {
@@ -195,7 +195,7 @@ fn random_blocks(format: &Format, bytes: &[u8]) -> Vec<u8> {
         "q6_k" => &[208],
         "tq1_0" => &[52],
         "tq2_0" => &[64],
-        "f16" | "f32" | "bf16" | "mxfp4" | "iq1_m" => &[],
+        "f16" | "f32" | "bf16" | "mxfp4" | "nvfp4" | "iq1_m" => &[],
         _ => &[0],
     };
     let mut blocks: Vec<u8> =
@@ -207,6 +207,7 @@ fn random_blocks(format: &Format, bytes: &[u8]) -> Vec<u8> {
             "bf16" => block[1] = block[1] & 0x83 | 0x3c,
             "f32" => block[3] = block[3] & 0x83 | 0x3c,
             "mxfp4" => block[0] = block[0] & 15 | 0x70,
+            "nvfp4" => block[..4].iter_mut().for_each(|d| *d &= 0x3f),
             "iq1_m" => block[55] = block[55] & 0x8f | 0x30,
             _ => {}
         }

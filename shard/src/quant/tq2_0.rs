@@ -32,7 +32,7 @@ pub(crate) fn codes(block: &[u8], i: usize) -> [u8; 32] {
     std::array::from_fn(|j| block[i / 4 * 32 + j] >> (i % 4 * 2) & 3)
 }
 
-/// What both ternary formats do with their codes.
+/// What the formats of codes of at most two bits and one scale do.
 pub(super) fn dequantize(
     format: &Format,
     d: usize,
@@ -60,9 +60,9 @@ pub(super) fn dot(
     let mut acc = 0.0f32;
     for (s, block) in row.chunks_exact(format.block_bytes).enumerate() {
         let d = half(&block[d..]);
-        for i in 0..LEN / 32 {
+        for i in 0..format.block_len / 32 {
             let values = codes(block, i).map(|code| i32::from(code) - 1);
-            let at = s * LEN + 32 * i;
+            let at = s * format.block_len + 32 * i;
             acc = (x.idot(at, &values) as f32).mul_add(d * x.d[at / 32], acc);
         }
     }

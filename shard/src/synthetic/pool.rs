@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::Random;
-use crate::quant::Format;
+use crate::quant::{Format, nvfp4};
 
 /// Bytes of the pool that matrices are copied from.
 const POOL: usize = 1 << 20;
@@ -22,7 +22,7 @@ fn scales(format: &Format) -> Option<(usize, Option<(usize, f32)>)> {
         "q8_0" | "q4_0" | "q5_0" | "iq4_nl" | "iq4_xs" | "iq3_s" | "iq3_xxs" | "iq2_xxs" | "iq2_xs"
         | "iq2_s" | "iq1_s" => (0, None),
         "iq1_m" => (48, None),
-        "mxfp4" => (0, None),
+        "mxfp4" | "nvfp4" | "q1_0" | "q2_0" => (0, None),
         "q4_1" => (0, Some((2, -7.5))),
         "q5_1" => (0, Some((2, -15.5))),
         "q2_k" => (80, Some((82, 1.5))),
@@ -43,6 +43,10 @@ impl Pool {
                 bytes
                     .chunks_mut(8)
                     .for_each(|to| to.copy_from_slice(&random.next().to_le_bytes()[..to.len()]));
+                if format.name == "q2_0" {
+                    // Codes of 1 for those of 3, the only weights that are twice the others.
+                    bytes.iter_mut().for_each(|codes| *codes &= !(*codes << 1 & 0xaa));
+                }
                 Self { format, bytes, unit: 1.0 }
             }
             None => {
@@ -71,6 +75,10 @@ impl Pool {
         for (index, block) in self.bytes.chunks_exact_mut(self.format.block_bytes).enumerate() {
             if self.format.name == "mxfp4" {
                 block[0] = exponent(scale, index);
+                continue;
+            }
+            if self.format.name == "nvfp4" {
+                block[..4].fill(small_float(scale));
                 continue;
             }
             if self.format.name == "iq1_m" {
@@ -103,6 +111,12 @@ fn exponent(scale: f32, index: usize) -> u8 {
     let share = (over * over - 1.0) / 3.0;
     let place = (index as u32).wrapping_mul(0x9e37_79b9) as f32 / 4_294_967_296.0;
     (below.to_bits() >> 23) as u8 + 1 + u8::from(place < share)
+}
+
+/// The eight-bit float nearest to `scale`.
+fn small_float(scale: f32) -> u8 {
+    let off = |byte: &u8| (2.0 * nvfp4::halved(*byte) - scale).abs();
+    (1..0x7f).min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(1)
 }
 
 /// Puts the nibbles of a scale into the top bits of four words, as IQ1_M keeps it.

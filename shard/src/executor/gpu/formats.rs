@@ -50,6 +50,8 @@ impl DeviceFormat {
             14 => include_str!("wgsl/formats/q6_k.wgsl"),
             30 => include_str!("wgsl/formats/bf16.wgsl"),
             35 => include_str!("wgsl/formats/tq2_0.wgsl"),
+            41 => include_str!("wgsl/formats/q1_0.wgsl"),
+            42 => include_str!("wgsl/formats/q2_0.wgsl"),
             16 => return Some(book::<Iq2Xxs>()),
             17 => return Some(book::<Iq2Xs>()),
             18 => return Some(book::<Iq3Xxs>()),
@@ -64,6 +66,7 @@ impl DeviceFormat {
                 return Some(Self { source, repack: Some(two_bits) });
             }
             39 => return Some(Self::with_table(include_str!("wgsl/formats/mxfp4.wgsl"), &MXFP4_VALUES)),
+            40 => return Some(Self::with_table(include_str!("wgsl/formats/nvfp4.wgsl"), &MXFP4_VALUES)),
             _ => return None,
         };
         Some(Self { source: plain.into(), repack: None })

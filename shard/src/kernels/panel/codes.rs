@@ -39,6 +39,8 @@ pub struct W5;
 pub struct W6;
 /// 2 bits: two chunks as those of 6 bits.
 pub struct W2;
+/// 1 bit, for codes 0 and 2: bit g of the chunk is bit 1 of group g.
+pub struct W1;
 /// 3 bits: as 2, and a chunk whose bit g is the third bit of group g.
 pub struct W3;
 
@@ -144,6 +146,30 @@ impl Codes for W2 {
             let (low, high) =
                 if C < 2 { (bits, S::shr::<4>(bits)) } else { (S::shr::<2>(bits), S::shr::<6>(bits)) };
             let mask = S::splat_byte(3);
+            (S::and(low, mask), S::and(high, mask))
+        }
+    }
+}
+
+impl Codes for W1 {
+    const BYTES: usize = 64;
+    fn put(rows: &[[u32; 8]; ROWS], out: &mut [u8]) {
+        for (r, row) in rows.iter().enumerate() {
+            set(out, 0, r, plane(row, 0..8, 1, 1));
+        }
+    }
+    #[inline(always)]
+    unsafe fn pair<S: Simd, const C: usize>(from: *const u8) -> (S::B, S::B) {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let bits = S::load_bytes(from);
+            let (low, high) = match C {
+                0 => (S::shl::<1>(bits), S::shr::<3>(bits)),
+                1 => (bits, S::shr::<4>(bits)),
+                2 => (S::shr::<1>(bits), S::shr::<5>(bits)),
+                _ => (S::shr::<2>(bits), S::shr::<6>(bits)),
+            };
+            let mask = S::splat_byte(2);
             (S::and(low, mask), S::and(high, mask))
         }
     }

@@ -42,10 +42,12 @@ pub struct Affine;
 pub struct Halves<const SHIFT: u32>;
 /// `d[16]` f16 per eight blocks, then per block `sc[16]` i8; `d` counts in units of `2^-SHIFT`.
 pub struct Groups<const SHIFT: u32>;
-/// `d[16]` f16 per eight blocks.
-pub struct Shared;
+/// `d[16]` f16 per `BLOCKS` blocks.
+pub struct Shared<const BLOCKS: usize>;
 /// `e[16]` u8 per block: the scale is `2^(e - 128)`, zero for an `e` of zero.
 pub struct Power;
+/// Per block and half 16 bytes, low nibble `m`, high nibble `e`: the scale is `m * 2^(e - 10)`.
+pub struct FloatHalves;
 /// `d[16]`, `-dmin[16]` f16 per eight blocks, then per block and half 16 bytes: low nibble `sc`, high nibble `mn`.
 pub struct HalvesMin;
 
@@ -145,8 +147,8 @@ impl<const SHIFT: u32> ScaleKind for Groups<SHIFT> {
     }
 }
 
-impl ScaleKind for Shared {
-    const PER: usize = 8;
+impl<const BLOCKS: usize> ScaleKind for Shared<BLOCKS> {
+    const PER: usize = BLOCKS;
     const BYTES: usize = 32;
     const HALVES: bool = false;
     const MIN: bool = false;
@@ -170,6 +172,26 @@ impl ScaleKind for Power {
             // 2^(e - 127), which is 0 for e = 0, halved.
             let power = S::exp2_int(S::add_i32(S::load_u8_i32(from), S::splat_i32(-127)));
             Scales { d: S::mul(power, S::splat(0.5)), m: zero::<S>(), half: none, half_min: none }
+        }
+    }
+}
+
+impl ScaleKind for FloatHalves {
+    const PER: usize = 2;
+    const BYTES: usize = 2 * 32;
+    const HALVES: bool = true;
+    const MIN: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let scale = |at: *const u8| {
+                let [m, e] = S::load_nibbles_i32(at);
+                S::mul(S::to_f32(m), S::exp2_int(S::add_i32(e, S::splat_i32(-10))))
+            };
+            let at = from.add(32 * i);
+            let half = [scale(at), scale(at.add(16))];
+            Scales { d: S::splat(1.0), m: zero::<S>(), half, half_min: [zero::<S>(); 2] }
         }
     }
 }

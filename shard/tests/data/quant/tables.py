@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tables.bin: what the blocks of the formats of tables, grids and trits mean.
 
-    pip install gguf==0.19.0 numpy
+    pip install gguf==0.19.0 numpy llama-cpp-python==0.3.36
     python tables.py
 
 The records are those of golden.bin (see make.py): D and X for every format, Q for those with a quantizer. The dot
@@ -9,31 +9,53 @@ products follow profile d1 with exact fractions, each step rounded once; codes a
 gguf.quants.dequantize blocks whose codes are all the same.
 """
 
+import ctypes
 import pathlib
 import struct
 from fractions import Fraction
 
+import llama_cpp
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, quants
 
 RNG = np.random.default_rng(20240301)
-# Where the f16 scale of a block is; MXFP4 has none, IQ1_M's is spread over four words.
+# Number, weights and bytes of a block of those that only llama.cpp reads.
+OTHER = {"Q1_0": (41, 128, 18), "Q2_0": (42, 64, 18)}
+# Where the f16 scale of a block is; MXFP4 and NVFP4 have none, IQ1_M's is spread over four words.
 SCALE = {"IQ4_XS": 0, "TQ1_0": 52, "TQ2_0": 64, "IQ3_S": 0, "IQ3_XXS": 0, "IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0,
-         "IQ1_S": 0}
-FORMATS = ["MXFP4", "IQ4_XS", "TQ1_0", "TQ2_0", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M"]
+         "IQ1_S": 0, "Q1_0": 0, "Q2_0": 0}
+FORMATS = ["MXFP4", "IQ4_XS", "TQ1_0", "TQ2_0", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M",
+           "NVFP4", "Q1_0", "Q2_0"]
 QUANTIZED = ["MXFP4", "TQ1_0", "TQ2_0"]
 HALVES = ["IQ2_XS", "IQ2_S", "IQ1_M"]
 
 
+class Traits(ctypes.Structure):
+    """The beginning of ggml_type_traits."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("length", ctypes.c_int64), ("interleave", ctypes.c_int64),
+                ("size", ctypes.c_size_t), ("quantized", ctypes.c_bool),
+                ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64))]
+
+
+LIBRARY = ctypes.CDLL(str(pathlib.Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
+LIBRARY.ggml_get_type_traits.restype = ctypes.POINTER(Traits)
+
+
+def size_of(name):
+    """Weights and bytes of a block."""
+    return OTHER[name][1:] if name in OTHER else GGML_QUANT_SIZES[Type[name]]
+
+
 def record(kind, name, blocks, weights, *more):
     data = np.ascontiguousarray(blocks).tobytes()
-    count = len(data) // GGML_QUANT_SIZES[Type[name]][1]
+    count = len(data) // size_of(name)[1]
     head = struct.pack("<cB", kind, len(name)) + name.lower().encode() + struct.pack("<II", count, len(data))
     return head + data + np.ascontiguousarray(weights, dtype="<f4").tobytes() + np.array(more, "<f4").tobytes()
 
 
 def put_scales(name, blocks, bits):
-    if name == "MXFP4":
+    if name in ("MXFP4", "NVFP4"):
         return
     if name == "IQ1_M":
         for j in range(4):
@@ -43,6 +65,8 @@ def put_scales(name, blocks, bits):
 
 
 def get_scales(name, blocks):
+    if name == "NVFP4":
+        return np.ones(len(blocks), np.float32)
     if name == "MXFP4":
         return np.array([2.0 ** (int(e) - 128) for e in blocks[:, 0]], np.float32)
     if name == "IQ1_M":
@@ -53,11 +77,17 @@ def get_scales(name, blocks):
 
 
 def dequantized(name, blocks):
+    if name in OTHER:
+        number, length, _ = OTHER[name]
+        traits, out = LIBRARY.ggml_get_type_traits(number).contents, np.empty(len(blocks) * length, np.float32)
+        data = np.ascontiguousarray(blocks)
+        traits.to_float(data.ctypes.data, out.ctypes.data, len(out))
+        return out
     return quants.dequantize(blocks.reshape(1, -1), Type[name]).reshape(-1)
 
 
 def random_blocks(name):
-    size = GGML_QUANT_SIZES[Type[name]][1]
+    size = size_of(name)[1]
     count = 24 if size < 64 else 8
     blocks = RNG.integers(0, 256, (count, size), dtype=np.uint8)
     bits = RNG.integers(0, 1 << 16, count, dtype=np.uint16)
@@ -66,6 +96,8 @@ def random_blocks(name):
     put_scales(name, blocks, bits)
     if name == "MXFP4":
         blocks[:4, 0] = [0, 1, 2, 255]
+    if name == "NVFP4":
+        blocks[:2, :4] = [[0, 1, 0x7E, 0x7F], [7, 8, 0x38, 0xFF]]
     return blocks
 
 
@@ -123,6 +155,8 @@ def dot(name, blocks, x):
     """Profile d1, straight from its definition; see the formats' modules."""
     unit = {"IQ3_XXS": 4, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ1_S": 8, "IQ1_M": 8}.get(name, 1)
     x = x.reshape(-1, 32)
+    if name == "NVFP4":
+        return dot_of_floats(blocks, x)
     amax = np.abs(x).max(axis=1)
     q = np.rint(x * (np.float32(127) / amax)[:, None]).astype(np.int64)
     dx = amax / np.float32(127)
@@ -132,7 +166,7 @@ def dot(name, blocks, x):
     if name == "MXFP4":
         ones[:, 0] = 128
     weights = dequantized(name, ones).astype(np.float64) * unit  # scale * code
-    if name in SCALE and not name.startswith("TQ") or name == "IQ1_M":
+    if name in SCALE and name[:2] not in ("TQ", "Q1", "Q2") or name == "IQ1_M":
         flat, value = same_codes(name, ones)
         scale = dequantized(name, flat).astype(np.float64) * unit * (8 / value)
         if name.startswith("IQ1"):
@@ -155,15 +189,38 @@ def dot(name, blocks, x):
     return acc
 
 
+def dot_of_floats(blocks, x):
+    """The same of NVFP4, whose scales are floats."""
+    amax = np.abs(x).max(axis=1)
+    q = np.rint(x * (np.float32(127) / amax)[:, None]).astype(np.int64)
+    ones = blocks.copy()
+    ones[:, :4] = 0x40  # 2, of which half is counted
+    codes = dequantized("NVFP4", ones).astype(np.int64).reshape(-1, 2, 16)
+    scales = blocks[:, :4].reshape(-1, 2)
+    acc = np.float32(0)
+    for b, dx in enumerate(amax / np.float32(127)):
+        parts = []
+        for h in range(2):
+            flat = np.full((1, 36), 0x22, np.uint8)  # 1 everywhere, which is 2 halves
+            flat[:, :4] = scales[b][h]
+            half = exact(dequantized("NVFP4", flat)[0]) / 2
+            parts.append(half * int((codes[b][h] * q[b][16 * h:16 * h + 16]).sum()))
+        assert all(exact(rounded(part)) == part for part in parts)
+        acc = rounded(exact(rounded(parts[0] + parts[1])) * exact(dx) + exact(acc))
+    return acc
+
+
 def row(name):
     """The blocks of 512 weights, all scales between 0.5 and 2 so that every term shows in the last bits."""
-    length, size = GGML_QUANT_SIZES[Type[name]]
+    length, size = size_of(name)
     count = 512 // length
     blocks = RNG.integers(0, 256, (count, size), dtype=np.uint8)
     bits = RNG.integers(0x3800, 0x4000, count, dtype=np.uint16) | RNG.integers(0, 2, count, np.uint16) << 15
     put_scales(name, blocks, bits)
     if name == "MXFP4":
         blocks[:, 0] = RNG.integers(120, 130, count)
+    if name == "NVFP4":
+        blocks[:, :4] = RNG.integers(0x30, 0x40, (count, 4))
     if name == "IQ4_XS":  # no scale of 0, behind which no code is seen
         blocks[:, 4:8] |= 0x11
     return blocks
