@@ -1,6 +1,9 @@
 //! The settings a node is started with, and the notices it sends back.
 
-use std::{path::PathBuf, time::Duration, time::Instant};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use api::inference::ModelInfo;
 use p2p::{Governor, Identity, Network, invite::Invite};

@@ -49,7 +49,7 @@ pub(crate) fn challenge(mut task: PromptTask, node: NodeId, ask: PromptRequest) 
     });
 }
 
-/// The same for a model whose ends are here.
+/// Answers it where the ends of its model are here, stretch by stretch.
 async fn answer(
     task: &PromptTask,
     ask: &PromptRequest,

@@ -106,7 +106,7 @@ pub(super) struct Planned {
 }
 
 impl PromptTask {
-    /// It, about the model of this node that `asked` means; the first one where it means none.
+    /// The task, about the model of this node that `asked` means; the first one where it means none.
     pub(super) fn about(mut self, asked: &str) -> Self {
         if !self.local.is_meant(asked)
             && let Some(meant) = self.beside.iter_mut().find(|local| local.is_meant(asked))

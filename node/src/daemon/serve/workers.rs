@@ -411,8 +411,8 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`. That one is needed which is not there
-    /// `wanted` hears.
+    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`. `wanted` hears
+    /// when something needs a worker that is not there.
     pub(crate) fn new(
         first: Held,
         beside: Vec<Held>,
@@ -421,7 +421,7 @@ impl Models {
         wanted: &Arc<Notify>,
     ) -> Self {
         let mut models = Self { first, beside, drafter: None, table, deaths, restarts };
-        for held in std::iter::once(&mut models.first).chain(&mut models.beside) {
+        for held in models.all_mut() {
             held.life.idle = Idle::new(wanted.clone(), held.life.born);
         }
         models
@@ -430,6 +430,10 @@ impl Models {
     /// All models, the first one first.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Held> {
         std::iter::once(&self.first).chain(&self.beside)
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Held> {
+        std::iter::once(&mut self.first).chain(&mut self.beside)
     }
 
     /// The model with this id.
@@ -444,7 +448,7 @@ impl Models {
 
     /// The model with this id.
     pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Held> {
-        std::iter::once(&mut self.first).chain(&mut self.beside).find(|held| held.id == id)
+        self.all_mut().find(|held| held.id == id)
     }
 
     /// The model at a place: 0 is the first.
@@ -474,7 +478,7 @@ impl Models {
     /// Ends the workers that nothing has needed for `after`. Whether there was one, which others should hear of.
     pub(crate) fn unload_idle(&mut self, now: Instant, after: Duration) -> bool {
         let mut any = false;
-        for held in std::iter::once(&mut self.first).chain(&mut self.beside) {
+        for held in self.all_mut() {
             let is_there = held.worker.borrow().is_alive();
             let kept = !is_there || held.fetching.is_some() || held.spec.experts.is_some();
             if held.life.idle.is_over(now, after, kept) {
