@@ -10,13 +10,14 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    Copied, Golden, bits, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open,
+    Copied, Golden, bits, bytes, copy, cpu, fast, fixtures, goldens, norm_error, one_minus_cos, open,
     table::Figures, tokens, whole,
 };
 use shard::{
     executor::reference::{Arithmetic, Model},
     executor::{Capacity, Executor, Workspace, argmax},
     gguf::{Gguf, Tensor},
+    kernels::Isa,
     models::{Blueprint, layer_costs},
     quant::{self, Format},
     synthetic::{self, Shape},
@@ -246,5 +247,134 @@ fn a_token_of_a_dense_model_reads_every_matrix() {
         if shard.blueprint().layers.iter().all(|layer| layer.feed_forward.experts().is_none()) {
             assert!(shard.bytes_per_token(0) >= shard.resident_bytes(), "{name}");
         }
+    }
+}
+
+/// A factor of the matrix `name` or of each of its `count` matrices: odd ones, or powers of two, by which products are exact.
+fn factors_of(name: &str, count: usize, exact: bool) -> Vec<f32> {
+    let seed = name.bytes().fold(7_u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    let factor = |at: usize| {
+        let power = (((seed >> 3) as usize + 3 * at) % 5) as i32 - 2;
+        2.0_f32.powi(power) * if exact { 1.0 } else { 0.9 + 0.013 * at as f32 }
+    };
+    (0..count).map(factor).collect()
+}
+
+/// A tensor of factors.
+fn factors(name: String, values: &[f32]) -> Copied {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Copied { name, dims: vec![values.len() as u64], format: &quant::F32, bytes }
+}
+
+/// What a matrix may have a factor beside, as llama.cpp has it.
+const FACTORED: [&str; 12] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_gate",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "ssm_in",
+    "ssm_out",
+    "ssm_beta",
+];
+
+/// The prefix of a matrix that may have factors, and how many.
+fn factored(tensor: &Tensor<'_>) -> Option<(String, usize)> {
+    let prefix = tensor.info.name.strip_suffix(".weight")?;
+    let part = prefix.rsplit('.').next()?;
+    let stack = part.strip_suffix("_exps");
+    let kind = stack.or(part.strip_suffix("_shexp")).unwrap_or(part);
+    let known = FACTORED.contains(&kind) || kind == "ffn_gate_up" || prefix == "output";
+    let count = if stack.is_some() { tensor.info.dims[2] as usize } else { 1 };
+    known.then(|| (prefix.to_owned(), count))
+}
+
+#[test]
+fn factors_of_matrices_are_those_of_their_weights() {
+    for name in ["llama", "phi3", "qwen2moe", "qwen3next", "granitehybrid_moe", "gemma4_moe", "gpt_oss"] {
+        let gguf = open(name);
+        // Gemma has factors of that name on the weights of its experts.
+        let taken = |prefix: &str| gguf.info(&format!("{prefix}.scale")).is_some();
+        let factored = |tensor: &Tensor<'_>| factored(tensor).filter(|(prefix, _)| !taken(prefix));
+        let floats = |tensor: &Tensor<'_>, values: Vec<f32>| {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            Copied { format: &quant::F32, bytes, ..Copied::same(tensor) }
+        };
+        let mut count = 0;
+        let beside = copy(&gguf, &[], |tensor| match factored(tensor) {
+            None => vec![Copied::same(tensor)],
+            Some((prefix, stack)) => {
+                count += 1;
+                let own = factors(format!("{prefix}.scale"), &factors_of(&prefix, stack, true));
+                let input = factors(format!("{prefix}.input_scale"), &vec![0.37; stack]);
+                vec![own, floats(tensor, tensor.to_f32()), input]
+            }
+        });
+        assert!(count >= 7, "{name}: {count}");
+        let within = copy(&gguf, &[], |tensor| match factored(tensor) {
+            None => vec![Copied::same(tensor)],
+            Some((prefix, stack)) => {
+                let (mut values, factors) = (tensor.to_f32(), factors_of(&prefix, stack, true));
+                let size = values.len() / stack;
+                for (values, factor) in values.chunks_exact_mut(size).zip(factors) {
+                    values.iter_mut().for_each(|value| *value *= factor);
+                }
+                vec![floats(tensor, values)]
+            }
+        });
+        let prompt = &goldens(name)[0].ids;
+        let [beside, within, without] = [&beside, &within, &gguf].map(|gguf| three_ways(gguf, prompt));
+        assert!(one_minus_cos(&within[0], &without[0]) > 1e-6, "{name}: factors change nothing");
+        for (beside, within) in beside.iter().zip(&within) {
+            assert!(bits(beside) == bits(within), "{name}: 1-cos {:e}", one_minus_cos(beside, within));
+        }
+        // Odd factors on rounded weights: what the oracle multiplies, on every instruction set the same bits.
+        let (rounded, _) = quantized(&gguf, &quant::Q8_0);
+        let odd = copy(&rounded, &[], |tensor| {
+            let own = factored(tensor).map(|(prefix, stack)| {
+                factors(format!("{prefix}.scale"), &factors_of(&prefix, stack, false))
+            });
+            own.into_iter().chain([Copied::same(tensor)]).collect::<Vec<_>>()
+        });
+        let [engine, _, oracle] = three_ways(&odd, prompt);
+        let error = one_minus_cos(&engine, &oracle);
+        assert!(error < FIXTURE_TOLERANCE, "{name}: {error:e}");
+        for isa in Isa::available() {
+            let shard = whole(&odd, cpu(isa, 1), 512);
+            let mut ws = Workspace::new(&shard, Capacity::one_session(5)).unwrap();
+            shard.prefill(&mut ws, &mut shard.new_state(), prompt).unwrap();
+            assert!(bits(ws.logits(0)) == bits(&engine), "{name} on {isa:?}");
+        }
+    }
+}
+
+#[test]
+fn factors_of_another_shape_or_of_no_matrix_are_refused() {
+    let gguf = open("qwen2moe");
+    let with = |name: &str, values: &[f32]| {
+        let mut added = Some(factors(name.into(), values));
+        let changed = copy(&gguf, &[], |tensor| {
+            added.take().into_iter().chain([Copied::same(tensor)]).collect::<Vec<_>>()
+        });
+        Blueprint::from_gguf(&changed).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let experts = gguf.require("blk.0.ffn_up_exps.weight").unwrap().info.dims[2] as usize;
+    assert_eq!(with("blk.0.ffn_up_exps.scale", &vec![1.5; experts]), Ok(()));
+    for (name, values, why) in [
+        ("blk.0.ffn_up_exps.scale", &[1.5][..], "shape"),
+        ("blk.0.attn_q.scale", &[1.0, 2.0], "shape"),
+        ("blk.0.attn_q.scale", &[f32::NAN], "NaN"),
+        ("blk.0.attn_q.input_scale", &[f32::INFINITY], "inf"),
+        ("blk.0.attn_norm.scale", &[1.0], "has no use"),
+        ("blk.0.ffn_gate_inp.scale", &[1.0], "has no use"),
+        ("blk.99.attn_q.scale", &[1.0], "has no use"),
+        ("token_embd.scale", &[1.0], "has no use"),
+    ] {
+        let told = with(name, values).unwrap_err();
+        assert!(told.contains(name) && told.contains(why), "{told}");
     }
 }

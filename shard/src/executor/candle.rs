@@ -28,7 +28,7 @@ use crate::{
     kernels::{KvShape, Pairing},
     models::{
         Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, HEAD_NORM, Layer,
-        NormKind, Softmax, layer_name,
+        NormKind, Softmax, factors, layer_name,
     },
     round::Rounding,
     state::LayerState,
@@ -155,6 +155,9 @@ impl CandleShard {
                 self.vectors.insert(name.into(), vector);
             }
             return Ok(());
+        }
+        if factors(gguf, &self.blueprint, name).is_some() {
+            return Err(Error::unsupported("factors of matrices by this executor"));
         }
         let (cols, stacked) = (tensor.cols(), tensor.info.dims.get(2).map_or(1, |&n| n as usize));
         let rows = tensor.rows() / stacked;

@@ -316,7 +316,7 @@ impl Call<'_> {
                 let mut tile = self.tile(job, 0, 0, acc.as_mut_ptr());
                 (tile.codes, tile.scales) = matrix.panel(panel);
                 (panels.packed)(self.isa, &tile, groups.places(0));
-                store(&acc, job.out, matrix.rows(), panel, 0, groups.n);
+                store(&acc, job.out, matrix, panel, (0, groups.n));
             }
         }
     }
@@ -364,7 +364,7 @@ impl Call<'_> {
                     for g in start..end {
                         let rows = groups.rows(g);
                         let acc = std::slice::from_raw_parts(group_acc(g), rows * ROWS);
-                        store(acc, job.out, matrix.rows(), panel, g * groups.size, rows);
+                        store(acc, job.out, matrix, panel, (g * groups.size, rows));
                     }
                 }
             }
@@ -416,7 +416,7 @@ impl Call<'_> {
                     (float.tile)(self.isa, &tile, m);
                     for p in 0..count {
                         let acc = std::slice::from_raw_parts(acc.add(p * m * ROWS), m * ROWS);
-                        store(acc, job.out, matrix.rows(), panel + p, g * groups.size, groups.rows(g));
+                        store(acc, job.out, matrix, panel + p, (g * groups.size, groups.rows(g)));
                     }
                 }
             }
@@ -424,18 +424,20 @@ impl Call<'_> {
     }
 }
 
-/// Copies `count` rows of 16 results to their places, columns `16 panel..` of rows `first..`.
+/// Puts `count` rows of 16 sums to their places, columns `16 panel..` of rows `first..`, times the factor of the matrix.
 ///
 /// # Safety
-/// `out` is `[first + count ..][rows]`, and no other thread touches these columns.
-unsafe fn store(acc: &[f32], out: *mut f32, rows: usize, panel: usize, first: usize, count: usize) {
+/// `out` is `[first + count ..][matrix.rows()]`, and no other thread touches these columns.
+unsafe fn store(acc: &[f32], out: *mut f32, matrix: &Matrix, panel: usize, (first, count): (usize, usize)) {
+    let (rows, factor) = (matrix.rows(), matrix.factor());
     let width = ROWS.min(rows - panel * ROWS);
-    for (r, acc) in acc.chunks_exact(ROWS).take(count).enumerate() {
+    for (r, acc) in acc.as_chunks::<ROWS>().0.iter().take(count).enumerate() {
+        let acc = acc.map(|sum| sum * factor);
         // SAFETY: the contract is the caller's.
         unsafe {
             let to = out.add((first + r) * rows + panel * ROWS);
             if width == ROWS {
-                to.cast::<[f32; ROWS]>().write_unaligned(*acc.as_ptr().cast());
+                to.cast::<[f32; ROWS]>().write_unaligned(acc);
             } else {
                 std::ptr::copy_nonoverlapping(acc.as_ptr(), to, width);
             }

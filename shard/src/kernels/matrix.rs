@@ -157,6 +157,8 @@ pub struct Matrix {
     code_bytes: usize,
     panel_bytes: usize,
     arena: Arena,
+    /// What every product is multiplied by, last.
+    factor: f32,
     /// Which of those that are watched it is.
     mark: Option<Mark>,
 }
@@ -194,7 +196,7 @@ impl Shape {
 
     fn of(self, format: &'static Format, rows: usize, cols: usize, arena: Arena) -> Matrix {
         let Self { kind, code_bytes, panel_bytes, .. } = self;
-        Matrix { format, rows, cols, kind, code_bytes, panel_bytes, arena, mark: None }
+        Matrix { format, rows, cols, kind, code_bytes, panel_bytes, arena, factor: 1.0, mark: None }
     }
 }
 
@@ -202,6 +204,16 @@ impl Matrix {
     /// The same, watched as `mark`.
     pub fn marked(self, mark: Option<Mark>) -> Self {
         Self { mark, ..self }
+    }
+
+    /// The same, whose products are multiplied by `factor` once their sums are there.
+    pub fn times(self, factor: f32) -> Self {
+        Self { factor, ..self }
+    }
+
+    /// What products are multiplied by.
+    pub(crate) fn factor(&self) -> f32 {
+        self.factor
     }
 
     /// Which of the matrices that are watched it is.

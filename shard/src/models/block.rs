@@ -2,7 +2,7 @@
 
 use super::{
     Need, Rule,
-    blueprint::{ATTENTION_NORM, Experts, FeedForward, LAYER_SCALE, Latent},
+    blueprint::{ATTENTION_NORM, CHOICE_FACTORS, Experts, FeedForward, LAYER_SCALE, Latent},
     reader::Sizes,
 };
 use crate::kernels::{DeltaShape, Mamba2Shape};
@@ -366,7 +366,7 @@ impl Block {
             .add("ffn_gate_inp.weight", &[hidden, count])
             .add("ffn_gate_inp.scale", &[hidden])
             .add("ffn_down_exps.weight", &[width, hidden, count])
-            .add("ffn_down_exps.scale", &[count])
+            .add(CHOICE_FACTORS, &[count])
     }
 
     /// What a layer reads of the token itself, `width` values.

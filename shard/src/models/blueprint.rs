@@ -114,6 +114,8 @@ pub const ATTENTION_NORM: &str = "attn_norm";
 
 /// One value: the factor on the residual rows that a layer gives.
 pub const LAYER_SCALE: &str = "layer_output_scale.weight";
+/// Factors on the weights of chosen experts; in other families those of the matrices, as [`super::factors`] says.
+pub const CHOICE_FACTORS: &str = "ffn_down_exps.scale";
 
 impl Layer {
     /// Whether attention and feed-forward read the same normed rows: `x += attention(h) + feed_forward(h)`.

@@ -25,6 +25,7 @@ mod encoder;
 mod ends;
 mod ernie4_5;
 mod exaone4;
+mod factors;
 mod falcon_h1;
 mod fixture;
 mod gemma;
@@ -66,12 +67,13 @@ mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    ATTENTION_NORM, Activation, Ahead, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups,
-    LAYER_SCALE, Latent, Layer, Norm, NormKind, PerLayer, Recurrence, Router, ShortConv, Softmax,
-    Temperature,
+    ATTENTION_NORM, Activation, Ahead, Attention, BareNorm, Blueprint, CHOICE_FACTORS, Dense, Experts,
+    FeedForward, Groups, LAYER_SCALE, Latent, Layer, Norm, NormKind, PerLayer, Recurrence, Router, ShortConv,
+    Softmax, Temperature,
 };
 pub use cost::layer_costs;
 pub use ends::{Embedding, HEAD_NORM, Head, Ranks};
+pub use factors::factors;
 pub use rope::{Frequencies, Rope, Scaling};
 pub use tensors::{Need, Rule, layer_name};
 

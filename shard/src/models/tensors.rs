@@ -47,8 +47,54 @@ pub fn layer_name(layer: usize, name: &str) -> String {
     format!("blk.{layer}.{name}")
 }
 
+/// The matrices whose products may have factors, or, of a stack of experts, one for each: those that llama.cpp multiplies.
+const FACTORED: [&str; 20] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_gate",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+    "ffn_gate_up_exps",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+    "ffn_down_shexp",
+    "ssm_in",
+    "ssm_out",
+    "ssm_alpha",
+    "ssm_beta",
+];
+
+/// How many factors tensor `name` of a layer or of the whole model has, if it is what belongs to the matrix of one of `rules`.
+fn factors(rules: &[Rule], name: &str) -> Option<usize> {
+    let matrix = name.strip_suffix(".scale").or_else(|| name.strip_suffix(".input_scale"))?;
+    let rule = rules.iter().find(|rule| rule.name.strip_suffix(".weight") == Some(matrix))?;
+    let stack = rule.dims.get(2).copied().unwrap_or(1);
+    (matrix == "output" || FACTORED.contains(&matrix)).then_some(stack)
+}
+
+/// Whether tensor `name` of the file holds `count` factors.
+fn check_factors(gguf: &Gguf, name: &str, count: usize) -> Result<()> {
+    let tensor = gguf.require(name)?;
+    let rule = Rule { name: "", dims: vec![count], need: Need::Optional };
+    if !rule.accepts(&tensor.info.dims) {
+        let why = format!("is {:?}, its matrices are {count}", tensor.info.dims);
+        return Err(Error::malformed(format!("tensor {name}: shape"), why));
+    }
+    match tensor.to_f32().into_iter().find(|factor| !factor.is_finite()) {
+        Some(factor) => Err(Error::malformed(format!("tensor {name}"), format!("has the factor {factor}"))),
+        None => Ok(()),
+    }
+}
+
 /// Checks that `gguf` holds what the rules say, outside of layers (`globals`) and in each of `layers`, with those shapes, and
-/// nothing else but `unused` layers behind them.
+/// nothing else but factors of their matrices and `unused` layers behind them.
 ///
 /// # Errors
 /// [`Error::Unsupported`] naming the first tensor that is missing or that the family does not use,
@@ -64,16 +110,18 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[&[Rule]], unused: usize) -
         }
     }
     for info in gguf.tensors() {
-        let known = match split(&info.name) {
-            Some((layer, _)) if unused.contains(&layer) => true,
-            Some((layer, name)) => {
-                layers.get(layer).is_some_and(|layer| layer.iter().any(|rule| rule.name == name))
-            }
-            None => globals.iter().any(|rule| rule.name == &*info.name),
+        let (rules, name) = match split(&info.name) {
+            Some((layer, _)) if unused.contains(&layer) => continue,
+            Some((layer, name)) => (layers.get(layer).copied().unwrap_or_default(), name),
+            None => (globals, &*info.name),
         };
-        if !known {
-            return Err(Error::unsupported(format!("tensor {} has no use in this architecture", info.name)));
+        if rules.iter().any(|rule| rule.name == name) {
+            continue;
         }
+        let Some(count) = factors(rules, name) else {
+            return Err(Error::unsupported(format!("tensor {} has no use in this architecture", info.name)));
+        };
+        check_factors(gguf, &info.name, count)?;
     }
     Ok(())
 }
@@ -81,10 +129,13 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[&[Rule]], unused: usize) -
 /// Whether layer `index` has what the rules say and nothing else.
 pub fn are(gguf: &Gguf, rules: &[Rule], index: usize) -> bool {
     let named = gguf.tensors().iter().filter_map(|info| split(&info.name));
+    let factored = |name: &str| {
+        factors(rules, name).is_some_and(|count| check_factors(gguf, &layer_name(index, name), count).is_ok())
+    };
     rules.iter().all(|rule| check_one(gguf, rule, &layer_name(index, rule.name)).is_ok())
         && named
             .filter(|(layer, _)| *layer == index)
-            .all(|(_, name)| rules.iter().any(|rule| rule.name == name))
+            .all(|(_, name)| rules.iter().any(|rule| rule.name == name) || factored(name))
 }
 
 fn check_one(gguf: &Gguf, rule: &Rule, name: &str) -> Result<()> {
@@ -100,7 +151,7 @@ fn check_one(gguf: &Gguf, rule: &Rule, name: &str) -> Result<()> {
 }
 
 /// `blk.12.attn_q.weight` as `(12, "attn_q.weight")`; `None` for tensors outside layers.
-fn split(name: &str) -> Option<(usize, &str)> {
+pub(super) fn split(name: &str) -> Option<(usize, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let index: usize = layer.parse().ok()?;
     (index.to_string() == layer).then_some((index, rest))

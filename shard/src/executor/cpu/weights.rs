@@ -8,7 +8,8 @@ use crate::{
     Error, Result,
     kernels::{Matrix, by_tap},
     models::{
-        ATTENTION_NORM, Attention, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax, layer_name,
+        ATTENTION_NORM, Attention, CHOICE_FACTORS, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax,
+        layer_name,
     },
 };
 
@@ -540,6 +541,7 @@ impl Loader<'_> {
             None => None,
         };
         let selection = self.vector(&name("exp_probs_b.bias"));
+        let of_choice = self.blueprint.layers[index].has(CHOICE_FACTORS);
         let root = 1.0 / (self.blueprint.hidden as f32).sqrt();
         let router_norm = self
             .vector(&name("ffn_gate_inp.scale"))
@@ -547,7 +549,7 @@ impl Loader<'_> {
         Ok(ExpertWeights {
             router: self.linear(&name("ffn_gate_inp"))?,
             router_norm,
-            factors: self.vector(&name("ffn_down_exps.scale")),
+            factors: of_choice.then(|| self.vector(&name(CHOICE_FACTORS))).flatten(),
             selection,
             experts,
             first,

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    models::Blueprint,
+    models::{Blueprint, factors},
     quant::{ACTIVATION_BLOCK, Format},
 };
 
@@ -27,6 +27,8 @@ pub(super) struct Part {
     pub bias: Option<wgpu::Buffer>,
     /// Of a stack of matrices: the word of the binding where their biases begin, if they have some.
     pub biases_at: Option<usize>,
+    /// The word where factors of their products begin, if they have some.
+    pub factors_at: Option<usize>,
     /// Of a stack: those of each matrix.
     pub rows: usize,
     pub cols: usize,
@@ -56,12 +58,15 @@ pub(super) struct Rows<'t> {
     cols: usize,
     rows: Vec<&'t [u8]>,
     bias: Option<Vec<f32>>,
+    /// What the products of each row are multiplied by.
+    factors: Option<Vec<f32>>,
 }
 
 impl<'t> Rows<'t> {
     /// Whether rows of both fit in one matrix.
     pub fn alike(&self, other: &Rows<'_>) -> bool {
-        self.format == other.format && self.cols == other.cols && self.bias.is_some() == other.bias.is_some()
+        let has = |rows: &Rows<'_>| (rows.format, rows.cols, rows.bias.is_some(), rows.factors.is_some());
+        has(self) == has(other)
     }
 
     /// Puts `more` rows, which are alike, behind these.
@@ -69,6 +74,9 @@ impl<'t> Rows<'t> {
         self.rows.extend(more.rows);
         if let (Some(bias), Some(more)) = (&mut self.bias, more.bias) {
             bias.extend(more);
+        }
+        if let (Some(factors), Some(more)) = (&mut self.factors, more.factors) {
+            factors.extend(more);
         }
     }
 }
@@ -108,18 +116,26 @@ impl Uploader<'_> {
     pub fn rows(&self, prefix: &str) -> Result<Rows<'_>> {
         let tensor = self.gguf.require(&format!("{prefix}.weight"))?;
         let row_bytes = tensor.bytes.len() / tensor.rows();
+        // One for all rows, or one for each matrix of the stack.
+        let each = |factors: Vec<f32>| {
+            let rows = tensor.rows() / factors.len();
+            factors.into_iter().flat_map(|factor| std::iter::repeat_n(factor, rows)).collect()
+        };
         Ok(Rows {
             format: tensor.format,
             cols: tensor.cols(),
             rows: tensor.bytes.chunks_exact(row_bytes).collect(),
             bias: self.vector(&format!("{prefix}.bias")),
+            factors: factors(self.gguf, self.blueprint, &tensor.info.name).map(each),
         })
     }
 
     /// The rows `parts` of a matrix that has no biases.
     pub fn gathered(&self, prefix: &str, parts: impl Iterator<Item = Range<usize>>) -> Result<Rows<'_>> {
         let all = self.rows(prefix)?;
-        Ok(Rows { rows: parts.flatten().map(|row| all.rows[row]).collect(), bias: None, ..all })
+        let places: Vec<usize> = parts.flatten().collect();
+        let factors = all.factors.map(|factors| places.iter().map(|row| factors[*row]).collect());
+        Ok(Rows { rows: places.iter().map(|row| all.rows[*row]).collect(), bias: None, factors, ..all })
     }
 
     /// So many matrices of one shape in one binding, each made of as many rows of every side; `places` says which of them a row
@@ -134,18 +150,21 @@ impl Uploader<'_> {
         }
         let zeros = vec![0; sides[0].rows[0].len()];
         let each: usize = sides.iter().map(|side| side.rows.len() / count).sum();
-        let (mut rows, mut biases) = (Vec::new(), Vec::new());
+        let (mut rows, mut biases, mut factors) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..count {
             for side in &sides {
                 let own = side.rows.len() / count;
-                rows.extend_from_slice(&side.rows[index * own..(index + 1) * own]);
-                biases.extend(side.bias.iter().flat_map(|bias| &bias[index * own..(index + 1) * own]));
+                let own = index * own..(index + 1) * own;
+                rows.extend_from_slice(&side.rows[own.clone()]);
+                biases.extend(side.bias.iter().flat_map(|bias| &bias[own.clone()]));
+                factors.extend(side.factors.iter().flat_map(|factors| &factors[own.clone()]));
             }
             // Each begins with a tile of its own.
             rows.resize(rows.len() + each.next_multiple_of(TILE) - each, &zeros);
         }
         let mut parts = Vec::new();
-        upload(self.gpu, (format, cols, &rows), (Biases::Behind(&biases), places), 0, &mut parts)?;
+        let beside = Beside { biases: Biases::Behind(&biases), factors: &factors };
+        upload(self.gpu, (format, cols, &rows), (beside, places), 0, &mut parts)?;
         let (Some(mut part), true) = (parts.pop(), parts.is_empty()) else {
             return Err(refused("in one binding"));
         };
@@ -160,10 +179,13 @@ impl Uploader<'_> {
         for joined in all.chunk_by(Rows::alike) {
             let biases: Vec<f32> =
                 joined.iter().flat_map(|rows| rows.bias.iter().flatten()).copied().collect();
+            let factors: Vec<f32> =
+                joined.iter().flat_map(|rows| rows.factors.iter().flatten()).copied().collect();
+            let beside = Beside { biases: Biases::Apart(&biases), factors: &factors };
             let rows: Vec<&[u8]> = joined.iter().flat_map(|rows| &rows.rows).copied().collect();
             let Rows { format, cols, .. } = joined[0];
             let rows = (format, cols, &rows[..]);
-            first = upload(self.gpu, rows, (Biases::Apart(&biases), Places::Rows), first, &mut parts)?;
+            first = upload(self.gpu, rows, (beside, Places::Rows), first, &mut parts)?;
         }
         Ok(parts)
     }
@@ -177,12 +199,23 @@ pub(super) enum Biases<'a> {
     Behind(&'a [f32]),
 }
 
+/// What products are multiplied by and what is added to them, for each row or for none.
+pub(super) struct Beside<'a> {
+    pub biases: Biases<'a>,
+    pub factors: &'a [f32],
+}
+
+impl Beside<'_> {
+    /// Nothing.
+    pub const NONE: Self = Self { biases: Biases::Apart(&[]), factors: &[] };
+}
+
 /// Uploads rows of one format, whose products begin in column `first` of the result; returns the column behind them. A stack has a kernel
 /// for one row only.
 pub(super) fn upload(
     gpu: &Gpu,
     (format, cols, rows): (&'static Format, usize, &[&[u8]]),
-    (biases, places): (Biases<'_>, Places),
+    (Beside { biases, factors }, places): (Beside<'_>, Places),
     first: usize,
     parts: &mut Vec<Part>,
 ) -> Result<usize> {
@@ -207,24 +240,31 @@ pub(super) fn upload(
     let mut first = first;
     for (index, rows) in rows.chunks(most).enumerate() {
         let bytes = rows.len().next_multiple_of(TILE) * row_words * 4;
-        let behind = if let Biases::Behind(biases) = biases { biases } else { &[] };
-        let memory = gpu.reserve(bytes + size_of_val(behind))?;
-        let matrix = gpu.buffer(name, bytes + size_of_val(behind));
-        gpu.write(&matrix, bytes, &behind.iter().map(|bias| bias.to_bits()).collect::<Vec<_>>());
+        let here = |values: &[f32]| {
+            let first = (index * most).min(values.len());
+            first..(first + rows.len()).min(values.len())
+        };
+        let biases_behind = if let Biases::Behind(biases) = biases { biases } else { &[] };
+        let factors = &factors[here(factors)];
+        let behind: Vec<u32> = biases_behind.iter().chain(factors).map(|value| value.to_bits()).collect();
+        let memory = gpu.reserve(bytes + size_of_val(&behind[..]))?;
+        let matrix = gpu.buffer(name, bytes + size_of_val(&behind[..]));
+        gpu.write(&matrix, bytes, &behind);
         let piece = (PIECE / (4 * row_words * TILE)).max(1) * TILE;
         for (at, rows) in rows.chunks(piece).enumerate() {
             gpu.write(&matrix, at * piece * row_words * 4, &tiled(rows, row_words, &stored));
         }
         gpu.check()?;
         let apart = if let Biases::Apart(biases) = biases { biases } else { &[] };
-        let own = apart.get(index * most..).map(|rest| &rest[..rows.len().min(rest.len())]);
-        let bias = own.filter(|own| !own.is_empty()).map(|own| gpu.upload_floats("bias", own));
+        let own = &apart[here(apart)];
+        let bias = (!own.is_empty()).then(|| gpu.upload_floats("bias", own));
         let (rows, kernels) = (rows.len(), kernels.clone());
         parts.push(Part {
             matrix,
             integer,
             bias,
-            biases_at: (!behind.is_empty()).then_some(bytes / 4),
+            biases_at: (!biases_behind.is_empty()).then_some(bytes / 4),
+            factors_at: (!factors.is_empty()).then_some(bytes / 4 + biases_behind.len()),
             rows,
             cols,
             row_words,

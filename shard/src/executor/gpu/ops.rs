@@ -2,7 +2,7 @@
 
 use super::{
     device::{Gpu, dispatch, words},
-    matrices::{Biases, upload},
+    matrices::{Beside, upload},
     source::{Attending, Curve, Kernel, Places, ROWS},
 };
 use crate::{
@@ -168,7 +168,7 @@ pub fn matmul(gpu: &Gpu, job: &MatrixJob<'_>, x: &[f32]) -> Result<Vec<f32>> {
     let n = x.len() / job.cols;
     let matrix: Vec<&[u8]> = job.bytes.chunks_exact(job.bytes.len() / job.rows).collect();
     let mut parts = Vec::new();
-    upload(gpu, (job.format, job.cols, &matrix), (Biases::Apart(&[]), Places::Rows), 0, &mut parts)?;
+    upload(gpu, (job.format, job.cols, &matrix), (Beside::NONE, Places::Rows), 0, &mut parts)?;
     let rounded = match job.format.integer {
         true => round(gpu, x, job.cols)?,
         false => RoundedRows { q: Vec::new(), d: Vec::new(), sums: Vec::new(), x: Vec::new() },
@@ -184,7 +184,8 @@ pub fn matmul(gpu: &Gpu, job: &MatrixJob<'_>, x: &[f32]) -> Result<Vec<f32>> {
     let mut result = Vec::new();
     for part in &parts {
         let [rows, cols, words] = [part.rows, part.cols, part.row_words].map(|size| size as u32);
-        let params = gpu.upload("params", &[rows, cols, words, job.rows as u32, part.first as u32, 0, 0, 0]);
+        let params = gpu
+            .upload("params", &[rows, cols, words, job.rows as u32, part.first as u32, 0, 0, 0, 0, 0, 0, 0]);
         let buffers = [&info, &params, &part.matrix, &codes, &scales, &sums, &nothing, &out];
         let at_once = if n == 1 { 1 } else { ROWS };
         let (ggml_type, places) = (job.format.ggml_type, Places::Rows);

@@ -13,6 +13,9 @@ use super::{
 };
 use crate::models::{Blueprint, Groups as Grouping, NormKind, Router};
 
+/// Which of the parameters of a product says where its factors begin, the last of them.
+const FACTORS_AT: usize = 11;
+
 /// One dispatch: kernels for one row and for several, what they read and write, workgroups.
 struct Step {
     name: &'static str,
@@ -104,7 +107,10 @@ impl Binder<'_> {
         let [row, codes, scales, sums] = &self.scratch.row;
         let x = if part.integer { codes } else { row };
         let buffers = [&part.matrix, x, scales, sums, aside, out];
-        self.add(about, part.kernels.clone(), params, &buffers, groups);
+        let mut params = params.to_vec();
+        params.resize(FACTORS_AT, 0);
+        params.push(part.factors_at.unwrap_or(0) as u32);
+        self.add(about, part.kernels.clone(), &params, &buffers, groups);
     }
 
     fn add(

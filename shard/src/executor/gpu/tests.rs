@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::Cursor,
     path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -22,7 +23,7 @@ use crate::{
         self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Pass, Workspace, argmax,
         cpu::Shard, whole_range,
     },
-    gguf::Gguf,
+    gguf::{Gguf, Writer},
     golden,
     kernels::{Cpu, Isa, threads::Pool},
     models::Blueprint,
@@ -203,6 +204,45 @@ fn minnow_and_a_family_of_every_kind_say_what_they_say_on_the_processor() {
     follow(gpu, &minnow(), &[1, 17, 300, 42, 5, 99, 260, 7, 8, 9, 10], 8);
     for name in ["qwen35moe", "kimi_linear", "falcon_h1", "lfm2", "gpt_oss", "gemma4_moe"] {
         follow(gpu, &family(name), &(5..25).collect::<Vec<_>>(), 3);
+    }
+}
+
+/// A copy of a model whose matrices have factors, of experts each its own.
+fn with_factors(gguf: &Gguf) -> Arc<Gguf> {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
+        writer.add_value(key, value);
+    }
+    let tensors: Vec<_> = gguf.tensors().iter().map(|info| gguf.require(&info.name).unwrap()).collect();
+    let factored = |name: &str| {
+        let part = name.strip_suffix(".weight")?.rsplit('.').next()?;
+        let is = |suffix: &str| part.ends_with(suffix);
+        let known = ["attn_q", "attn_v", "attn_qkv", "attn_output", "_exps", "_shexp", "ffn_up", "ffn_down"];
+        (known.into_iter().any(is) && !is("inp_shexp")).then(|| name.replace(".weight", ".scale"))
+    };
+    let mut bytes = Vec::new();
+    for (at, tensor) in tensors.iter().enumerate() {
+        let info = tensor.info;
+        writer.add_tensor_info(&info.name, &info.dims, tensor.format);
+        bytes.push(tensor.bytes.to_vec());
+        if let Some(name) = factored(&info.name).filter(|name| gguf.info(name).is_none()) {
+            let count = info.dims.get(2).copied().unwrap_or(1);
+            writer.add_tensor_info(&name, &[count], &quant::F32);
+            let factors = (0..count).map(|expert| 0.7 + 0.03 * (at as f32) + 0.11 * (expert as f32));
+            bytes.push(factors.flat_map(|factor| factor.to_le_bytes()).collect());
+        }
+    }
+    assert!(bytes.len() > tensors.len() + 4);
+    let mut out = writer.start(Cursor::new(Vec::new())).unwrap();
+    bytes.iter().for_each(|bytes| out.tensor(bytes).unwrap());
+    Arc::new(Gguf::from_bytes(out.finish().unwrap().into_inner()).unwrap())
+}
+
+#[test]
+fn factors_of_matrices_are_those_of_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["phi3", "qwen2moe", "qwen35moe", "gpt_oss", "gemma4_moe"] {
+        follow(gpu, &with_factors(&family(name)), &(5..25).collect::<Vec<_>>(), 3);
     }
 }
 

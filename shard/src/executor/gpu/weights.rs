@@ -12,7 +12,10 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    models::{ATTENTION_NORM, Blueprint, Dense, Experts, FeedForward, LAYER_SCALE, Layer, layer_name},
+    models::{
+        ATTENTION_NORM, Blueprint, CHOICE_FACTORS, Dense, Experts, FeedForward, LAYER_SCALE, Layer,
+        layer_name,
+    },
     quant,
 };
 
@@ -172,7 +175,7 @@ fn beyond_experts(layer: &Layer, experts: &Experts) -> Option<&'static str> {
         "ffn_gate_inp.bias",
         "ffn_gate_inp.scale",
         "ffn_gate_up_exps.weight",
-        "ffn_down_exps.scale",
+        CHOICE_FACTORS,
         "ffn_gate_exps.bias",
         "ffn_up_exps.bias",
         "ffn_down_exps.bias",
@@ -289,7 +292,9 @@ impl Uploader<'_> {
         router.extend(self.gguf.info(&format!("{gate}.weight")).map(|_| gate));
         let router: Vec<&str> = router.iter().map(String::as_str).collect();
         let selection = self.vector(&name("exp_probs_b.bias")).map(|added| (Aside::Added, added));
-        let factors = self.vector(&name("ffn_down_exps.scale")).map(|factors| (Aside::Factors, factors));
+        let of_choice = self.blueprint.layers[index].has(CHOICE_FACTORS);
+        let factors = of_choice.then(|| self.vector(&name(CHOICE_FACTORS))).flatten();
+        let factors = factors.map(|factors| (Aside::Factors, factors));
         let aside =
             selection.or(factors).map(|(what, values)| (what, self.gpu.upload_floats("aside", &values)));
         let norms = self.vector(&name("ffn_gate_inp.scale")).map(|scale| {

@@ -30,8 +30,9 @@ use crate::{
     gguf::Gguf,
     kernels::Pairing,
     models::{
-        ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Embedding, Experts, FeedForward,
-        Frequencies, LAYER_SCALE, NormKind, PerLayer, Ranks, Router, Softmax, layer_name,
+        ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, CHOICE_FACTORS, Embedding, Experts,
+        FeedForward, Frequencies, LAYER_SCALE, NormKind, PerLayer, Ranks, Router, Softmax, factors,
+        layer_name,
     },
     quant::{self, QuantizedRow},
 };
@@ -61,6 +62,8 @@ struct Weights {
     format: &'static quant::Format,
     bytes: Vec<u8>,
     values: Vec<f32>,
+    /// What products are multiplied by: nothing, one number, or one for each matrix of a stack.
+    factors: Vec<f32>,
 }
 
 /// What one session remembers, layer by layer.
@@ -80,7 +83,9 @@ impl Model {
         for info in gguf.tensors() {
             let tensor = gguf.require(&info.name)?;
             let (cols, format, bytes) = (tensor.cols(), tensor.format, tensor.bytes.to_vec());
-            tensors.insert(info.name.to_string(), Weights { cols, format, bytes, values: tensor.to_f32() });
+            let factors = factors(gguf, &blueprint, &info.name).unwrap_or_default();
+            let values = tensor.to_f32();
+            tensors.insert(info.name.to_string(), Weights { cols, format, bytes, values, factors });
         }
         let frequencies = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         Ok(Self { blueprint, frequencies, tensors, arithmetic })
@@ -507,7 +512,8 @@ impl Model {
         order.truncate(spec.used);
         let share = spec.renormalize || spec.router == Router::SoftmaxOfChosen;
         let sum = if share { order.iter().map(|&e| scores[e]).sum() } else { 1.0 };
-        let factors = self.tensors.get(&layer_name(index, "ffn_down_exps.scale"));
+        let of_choice = self.blueprint.layers[index].has(CHOICE_FACTORS);
+        let factors = self.tensors.get(&layer_name(index, CHOICE_FACTORS)).filter(|_| of_choice);
         let factor =
             |expert: usize| factors.map_or(spec.scale, |factors| spec.scale * factors.values[expert]);
         order.into_iter().map(|expert| (expert, scores[expert] / sum * factor(expert))).collect()
@@ -564,20 +570,24 @@ impl Model {
 
     /// Bytes and values of `count` rows from `first` on.
     fn slice(&self, name: &str, first: usize, count: usize) -> (Slice<'_>, &[f32]) {
-        let Weights { cols, format, bytes, values } = &self.tensors[name];
-        let row = bytes.len() / (values.len() / cols);
-        let rows = Slice { format, bytes: &bytes[first * row..(first + count) * row], row };
+        let Weights { cols, format, bytes, values, factors } = &self.tensors[name];
+        let all = values.len() / cols;
+        let row = bytes.len() / all;
+        let factor = (!factors.is_empty()).then(|| factors[first / (all / factors.len())]);
+        let rows = Slice { format, bytes: &bytes[first * row..(first + count) * row], row, factor };
         (rows, &values[first * cols..(first + count) * cols])
     }
 
     fn product(&self, (rows, values): (Slice<'_>, &[f32]), x: &[f32]) -> Vec<f32> {
+        let factor = rows.factor.unwrap_or(1.0);
         if self.arithmetic == Arithmetic::Float || !rows.format.integer {
-            return values.chunks_exact(x.len()).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
+            let sum = |w: &[f32]| w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>();
+            return values.chunks_exact(x.len()).map(|w| factor * sum(w)).collect();
         }
         let (mut q, mut d, mut sums) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0; x.len() / 16]);
         quant::quantize_row(x, &mut q, &mut d, &mut sums);
         let x = QuantizedRow { x, q: &q, d: &d, sums: &sums };
-        rows.bytes.chunks_exact(rows.row).map(|row| (rows.format.dot)(row, &x)).collect()
+        rows.bytes.chunks_exact(rows.row).map(|row| factor * (rows.format.dot)(row, &x)).collect()
     }
 
     /// A key or value as the cache keeps it.
@@ -593,4 +603,5 @@ struct Slice<'a> {
     format: &'static quant::Format,
     bytes: &'a [u8],
     row: usize,
+    factor: Option<f32>,
 }

@@ -1,9 +1,9 @@
-// out = matrix * rows (+ bias) (added to what is there): one thread an output of ROWS rows, one chain of fused
+// out = matrix * rows (* factor) (+ bias) (added to what is there): one thread an output of ROWS rows, one chain of fused
 // products each. The matrix lies in tiles of 32 rows, word by word: threads side by side read words side by side.
 // PLACES says how many rows of out there are, of how many products each is made, and which matrix and row each product is of.
 // params: 0 outputs, 1 columns, 2 words a row, 3 stride of out, 4 first column in out, 5 has a bias, 6 adds, 7 bits of the
 // factor of what is added; of experts also 8 words of a matrix, 9 experts that a row visits,
-// 10 where their biases begin behind all matrices or 0; of an expert that all rows visit
+// 10 where their biases begin behind all matrices or 0, 11 where factors of products begin behind them or 0; of an expert that all rows visit
 // (6 is 3) 8 words that aside has for a row, the last of which is the factor.
 
 @group(0) @binding(1) var<storage, read> params: array<u32>;
@@ -25,6 +25,12 @@ fn bytes(at: u32) -> u32 {
     let low = word(at / 4u);
     if (s == 0u) { return low; }
     return (low >> s) | (word(at / 4u + 1u) << (32u - s));
+}
+
+// A product times its factor in matrix `number`, where matrices have some.
+fn scaled(product: f32, number: u32, output: u32) -> f32 {
+    if (params[11] == 0u) { return product; }
+    return f_mul(product, bitcast<f32>(matrix[params[11] + number * params[0] + output]));
 }
 
 // A product with its bias in matrix `number`, where matrices have some.
@@ -54,7 +60,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
             rows[r] = row_of(min(first + r, n - 1u), product);
         }
 //CHAIN
-        for (var r = 0u; r < ROWS; r = r + 1u) { made[r] = joined(made[r], acc[r], first + r, product, output); }
+        for (var r = 0u; r < ROWS; r = r + 1u) {
+            let y = scaled(acc[r], number_of(first + r, product), output);
+            made[r] = joined(made[r], y, first + r, product, output);
+        }
     }
     for (var r = 0u; r < ROWS; r = r + 1u) {
         if (first + r < n) {
