@@ -78,7 +78,7 @@ impl Ring {
 }
 
 /// The address under which `to` is dialed over a new wire.
-pub fn wire(wires: &Wires, from: &'static str, to: &'static str, node: &Node) -> String {
+pub(super) fn wire(wires: &Wires, from: &'static str, to: &'static str, node: &Node) -> String {
     let mut parts = node.tcp().split('/');
     let port: u16 = parts.by_ref().nth(4).unwrap().parse().unwrap();
     let name = parts.next_back().unwrap();

@@ -41,6 +41,7 @@ mod packaging;
 mod pages;
 mod panels;
 mod people;
+mod predictions;
 mod prefix;
 mod privacy;
 mod pull;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use scheduler::{CacheType, LayerRange, SessionKind};
 
-use super::{Arithmetic, Model, Rows, streams};
+use super::{Arithmetic, Model, Rows, Weights, streams};
 use crate::{
     Error, Result,
     executor::{
@@ -122,7 +122,7 @@ impl Executor for Reference {
     }
 
     fn resident_bytes(&self) -> usize {
-        self.model.tensors.values().map(|weights| weights.bytes.len() + 4 * weights.values.len()).sum()
+        self.model.tensors.values().map(Weights::resident_bytes).sum()
     }
 
     fn bytes_per_token(&self, position: usize) -> usize {

@@ -20,6 +20,7 @@ mod latent;
 mod math;
 mod state;
 mod streams;
+mod weights;
 
 use std::collections::HashMap;
 
@@ -31,14 +32,13 @@ use crate::{
     kernels::Pairing,
     models::{
         ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, CHOICE_FACTORS, Embedding, Experts,
-        FeedForward, Frequencies, LAYER_SCALE, NormKind, PerLayer, Ranks, Router, Softmax, factors,
-        layer_name,
+        FeedForward, Frequencies, LAYER_SCALE, NormKind, PerLayer, Ranks, Router, Softmax, layer_name,
     },
-    quant::{self, QuantizedRow},
 };
 pub use executor::Reference;
 use math::{add, attend, gelu, network, sigmoid};
 use state::Rows;
+use weights::{Slice, Weights};
 
 /// Where values are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,15 +57,6 @@ pub struct Model {
     arithmetic: Arithmetic,
 }
 
-struct Weights {
-    cols: usize,
-    format: &'static quant::Format,
-    bytes: Vec<u8>,
-    values: Vec<f32>,
-    /// What products are multiplied by: nothing, one number, or one for each matrix of a stack.
-    factors: Vec<f32>,
-}
-
 /// What one session remembers, layer by layer.
 #[derive(Clone, Default)]
 pub struct Session {
@@ -81,11 +72,7 @@ impl Model {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let mut tensors = HashMap::new();
         for info in gguf.tensors() {
-            let tensor = gguf.require(&info.name)?;
-            let (cols, format, bytes) = (tensor.cols(), tensor.format, tensor.bytes.to_vec());
-            let factors = factors(gguf, &blueprint, &info.name).unwrap_or_default();
-            let values = tensor.to_f32();
-            tensors.insert(info.name.to_string(), Weights { cols, format, bytes, values, factors });
+            tensors.insert(info.name.to_string(), Weights::read(gguf, &blueprint, &info.name)?);
         }
         let frequencies = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         Ok(Self { blueprint, frequencies, tensors, arithmetic })
@@ -565,29 +552,16 @@ impl Model {
     }
 
     fn rows(&self, name: &str, first: usize, count: usize) -> &[f32] {
-        self.slice(name, first, count).1
+        self.slice(name, first, count).values
     }
 
-    /// Bytes and values of `count` rows from `first` on.
-    fn slice(&self, name: &str, first: usize, count: usize) -> (Slice<'_>, &[f32]) {
-        let Weights { cols, format, bytes, values, factors } = &self.tensors[name];
-        let all = values.len() / cols;
-        let row = bytes.len() / all;
-        let factor = (!factors.is_empty()).then(|| factors[first / (all / factors.len())]);
-        let rows = Slice { format, bytes: &bytes[first * row..(first + count) * row], row, factor };
-        (rows, &values[first * cols..(first + count) * cols])
+    /// `count` rows of a matrix from `first` on.
+    fn slice(&self, name: &str, first: usize, count: usize) -> Slice<'_> {
+        self.tensors[name].slice(first, count)
     }
 
-    fn product(&self, (rows, values): (Slice<'_>, &[f32]), x: &[f32]) -> Vec<f32> {
-        let factor = rows.factor.unwrap_or(1.0);
-        if self.arithmetic == Arithmetic::Float || !rows.format.integer {
-            let sum = |w: &[f32]| w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>();
-            return values.chunks_exact(x.len()).map(|w| factor * sum(w)).collect();
-        }
-        let (mut q, mut d, mut sums) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0; x.len() / 16]);
-        quant::quantize_row(x, &mut q, &mut d, &mut sums);
-        let x = QuantizedRow { x, q: &q, d: &d, sums: &sums };
-        rows.bytes.chunks_exact(rows.row).map(|row| factor * (rows.format.dot)(row, &x)).collect()
+    fn product(&self, rows: Slice<'_>, x: &[f32]) -> Vec<f32> {
+        rows.product(self.arithmetic, x)
     }
 
     /// A key or value as the cache keeps it.
@@ -597,11 +571,4 @@ impl Model {
         }
         x
     }
-}
-
-struct Slice<'a> {
-    format: &'static quant::Format,
-    bytes: &'a [u8],
-    row: usize,
-    factor: Option<f32>,
 }

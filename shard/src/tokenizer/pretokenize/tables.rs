@@ -230,6 +230,35 @@ const KIMI_K2: Stage = &[
     SPACES,
 ];
 
+/// As o200k, one digit at a time; behind [`YOUTU_SCRIPTS`].
+const YOUTU: Stage = &[
+    seq(&[maybe(not(LINE | LETTER | NUMBER)), any(of(UPPERISH)), some(of(LOWERISH)), CONTRACTION_SUFFIX]),
+    seq(&[maybe(not(LINE | LETTER | NUMBER)), some(of(UPPERISH)), any(of(LOWERISH)), CONTRACTION_SUFFIX]),
+    seq(&[one(of(NUMBER))]),
+    SIGNS_AND_SLASHES,
+    SPACES_TO_LINE_END,
+    SPACES_BEFORE_SPACE,
+    SPACES,
+];
+
+/// `[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+`
+const YOUTU_SCRIPTS: Stage = &[
+    seq(&[some(within(&[('\u{3131}', '\u{318e}'), ('\u{ac00}', '\u{d7a3}')]))]),
+    seq(&[some(within(&[
+        ('\u{2014}', '\u{2014}'),
+        ('\u{2018}', '\u{2019}'),
+        ('\u{201c}', '\u{201d}'),
+        ('\u{2026}', '\u{2026}'),
+        ('\u{3001}', '\u{303f}'),
+        ('\u{fe30}', '\u{fe4f}'),
+        ('\u{ff01}', '\u{ff01}'),
+        ('\u{ff0c}', '\u{ff0c}'),
+        ('\u{ff1a}', '\u{ff1b}'),
+    ]))]),
+    seq(&[some(within(&[('\u{3105}', '\u{312f}')]))]),
+    seq(&[some(within(&[('\u{3040}', '\u{30ff}'), ('\u{4e00}', '\u{9fa5}')]))]),
+];
+
 /// As o200k without contractions, one digit at a time.
 const TEKKEN: Stage = &[
     seq(CAPITALIZED),
@@ -472,6 +501,13 @@ pub static ALL: &[PreTokenizer] = &[
     },
     row(&["laguna"], &[LINES, QWEN2]),
     row(&["gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"], &[GPT4O]),
+    PreTokenizer {
+        names: &["granite-embed-multi-97m"],
+        stages: &[GPT4O],
+        ignore_merges: true,
+        add_bos: false,
+    },
+    PreTokenizer { names: &["youtu"], stages: &[YOUTU_SCRIPTS, YOUTU], ignore_merges: true, add_bos: false },
     PreTokenizer { names: &["kimi-k2"], stages: &[KIMI_K2], ignore_merges: true, add_bos: false },
     PreTokenizer { names: &["tekken"], stages: &[TEKKEN], ignore_merges: true, add_bos: true },
     row(

@@ -83,8 +83,17 @@ PRE = {
     "bailingmoe": split(
         rf"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
     ),
+    "granite-embed-multi-97m": split(
+        rf"{CAPITALIZED}{LLAMA_CASE}?|{CAPITALS}{LLAMA_CASE}?|\p{{N}}{{1,3}}|{SIGNS_SLASH}|{TAIL}"
+    ),
+    "youtu": split(
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+        rf"{CAPITALIZED}{LLAMA_CASE}?|{CAPITALS}{LLAMA_CASE}?|\p{{N}}|{SIGNS_SLASH}|{TAIL}",
+    ),
     "minicpm5": split(r"\p{N}{1,3}", rf"{LLAMA_CASE}|{WORD}|\p{{N}}+|{SIGNS}|{TAIL}"),
 }
+
+IGNORE_MERGES = ("llama-bpe", "tekken", "minicpm5", "granite-embed-multi-97m", "youtu")
 
 # Tokens every vocabulary here has beside text; the numbers are GGUF's token types.
 CONTROL, USER_DEFINED, BYTE, NORMAL, UNKNOWN, UNUSED = 3, 4, 6, 1, 2, 5
@@ -181,7 +190,7 @@ def bpe_models(strings):
             models.BPE(
                 vocab={t: i for i, t in enumerate(tokens)},
                 merges=[tuple(m.split(" ")) for m in merges],
-                ignore_merges=pre in ("llama-bpe", "tekken", "minicpm5"),
+                ignore_merges=pre in IGNORE_MERGES,
             )
         )
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
