@@ -53,6 +53,7 @@ mod time;
 pub mod capability;
 pub mod cluster;
 pub mod coordinate;
+pub mod correction;
 pub mod forecast;
 pub mod latency;
 pub mod trust;

@@ -61,7 +61,19 @@ fn scored(all: &[Came]) -> (f64, f64) {
 fn answer(asks: &Node, prompt: &str, tokens: usize) -> Option<[Came; 2]> {
     let tokens = tokens.to_string();
     let mut child = Command::new(binary())
-        .args(["run", "--via", "swarm", "--json", "--draft", "off", "--temp", "0.8", "-n", &tokens, "--home"])
+        .args([
+            "run",
+            "--via",
+            "swarm",
+            "--json",
+            "--draft",
+            "off",
+            "--temperature",
+            "0.8",
+            "-n",
+            &tokens,
+            "--home",
+        ])
         .arg(&asks.home)
         .arg(prompt)
         .stdout(Stdio::piped())

@@ -358,7 +358,10 @@ impl Daemon {
             let measured = &over.measured;
             measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
             measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
-            measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
+            measured
+                .prompt_ms
+                .into_iter()
+                .for_each(|(said_ms, took_ms)| held.at_prefill.add(said_ms, took_ms));
             for (forecast, (predicted, seen)) in held.came_true.iter_mut().zip(over.came_true) {
                 forecast.add(predicted, seen);
             }

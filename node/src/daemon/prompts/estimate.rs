@@ -7,8 +7,8 @@
 //!
 //! Measured visits correct what nodes claim ([`SwarmView::observe_visit`](scheduler::SwarmView::observe_visit)); what a step takes
 //! at home besides layers (the head, sampling, text) is measured likewise. The first token has parts of its own: the way of
-//! the leases, what opening sessions takes, and the prompt through all stages, which costs more than the nodes' figures say
-//! (streams are opened, caches touched for the first time): by how much, the prompts before say.
+//! the leases, what opening sessions takes, and the prompt through all stages, or what is left of it behind a beginning that
+//! the stages have: what that takes beside the nodes' figures, the prompts before say ([`Correction`](scheduler::correction::Correction)).
 //!
 //! Limits: a prompt that was moved or rerouted teaches nothing; what hops were misjudged by is taken for the visit's.
 
@@ -21,8 +21,6 @@ use crate::{
 
 /// Fewer steps than this say little: the first ones open streams and fault pages in.
 const LEAST_STEPS: usize = 4;
-/// No node's figures are further off than this; a larger error is an outlier.
-const MOST_FACTOR: f64 = 8.0;
 
 /// One stage's share of a step.
 #[derive(Clone, Copy, Debug)]
@@ -50,10 +48,34 @@ pub struct Expected {
     pub opening_ms: f64,
     /// Loading layers that are on disks, while leases are asked for: at the slowest node, ms.
     pub load_ms: f64,
-    /// The prompt through all stages by what nodes say of themselves, ms.
-    pub prefill_ms: f64,
-    /// What prompts took of that lately; 0 before anything was measured, which means as said.
-    pub prefill_factor: f64,
+    /// The prompt.
+    pub prompt: ExpectedPrompt,
+}
+
+/// What computing a prompt is expected to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExpectedPrompt {
+    /// Its tokens.
+    pub tokens: u32,
+    /// Of these, how many the stages have computed already.
+    pub known: u32,
+    /// The others through all stages by what nodes say of themselves, ms.
+    pub said_ms: f64,
+    /// The same by what prompts took, ms.
+    pub ms: f64,
+}
+
+impl ExpectedPrompt {
+    /// What nodes say that it takes where `known` tokens were computed before, ms.
+    fn said_behind(&self, known: u32) -> f64 {
+        let left = |known: u32| f64::from(self.tokens.saturating_sub(known).max(1));
+        self.said_ms * left(known) / left(self.known)
+    }
+
+    /// Whether a prompt of which `known` tokens were computed before is the one expected: a tenth more or less is left to compute.
+    fn is_like(&self, known: u32) -> bool {
+        self.said_ms > 0.0 && (self.said_behind(known) / self.said_ms - 1.0).abs() <= 0.1
+    }
 }
 
 /// What a finished prompt taught.
@@ -65,8 +87,8 @@ pub struct Measured {
     pub home_ms: Option<f64>,
     /// What opening the session took besides the way to the farthest node and back, ms.
     pub opening_ms: Option<f64>,
-    /// What the prompt took, in parts of what the nodes' figures say.
-    pub prefill_factor: Option<f64>,
+    /// What the nodes' figures say of the prompt, and what it took, ms.
+    pub prompt_ms: Option<(f64, f64)>,
 }
 
 impl Expected {
@@ -103,17 +125,12 @@ impl Expected {
 
     /// Until the first token, ms.
     pub fn ttft_ms(&self) -> f64 {
-        self.opened_ms() + self.prompt_ms() + self.home_ms
+        self.opened_ms() + self.prompt.ms + self.home_ms
     }
 
     /// Until every stage has promised to serve, ms.
     pub fn opened_ms(&self) -> f64 {
         self.lease_ms + self.opening_ms + self.load_ms
-    }
-
-    /// The prompt through all stages, ms.
-    pub fn prompt_ms(&self) -> f64 {
-        self.prefill_ms * if self.prefill_factor > 0.0 { self.prefill_factor } else { 1.0 }
     }
 
     /// Tokens per second of decoding.
@@ -122,12 +139,12 @@ impl Expected {
     }
 
     /// How the first token and the further ones of the prompt that ended with `report` came: predicted and seen, ms; zeros of
-    /// what was disturbed by a fault, found computed already, waited for layers to be loaded or was not like what was predicted.
+    /// what was disturbed by a fault, waited for layers to be loaded or was not like what was predicted.
     pub fn came_true(&self, report: &Report) -> [(f64, f64); 2] {
         if !self.undisturbed(report) {
             return Default::default();
         }
-        let plain = report.cached == 0 && self.load_ms == 0.0;
+        let plain = self.prompt.is_like(report.cached) && self.load_ms == 0.0;
         let first = if plain { (self.ttft_ms(), report.times.ttft_ms) } else { (0.0, 0.0) };
         let further = match plain_steps(report) {
             0..LEAST_STEPS => (0.0, 0.0),
@@ -149,14 +166,11 @@ impl Expected {
         }
         // What loading takes says nothing of sessions whose layers are there.
         let opening = |opened_ms: f64| (self.load_ms == 0.0).then_some((opened_ms - self.lease_ms).max(0.0));
-        let factor = |opened_ms: f64| {
-            let took_ms = (report.times.ttft_ms - opened_ms - self.home_ms).max(0.0);
-            (self.prefill_ms > 0.0).then(|| (took_ms / self.prefill_ms).clamp(1.0 / MOST_FACTOR, MOST_FACTOR))
-        };
+        let said_ms = self.prompt.said_behind(report.cached);
+        let prompt = |opened_ms: f64| (said_ms, (report.times.ttft_ms - opened_ms - self.home_ms).max(0.0));
         let mut measured = Measured {
             opening_ms: report.times.opened_ms.and_then(opening),
-            // What was computed before says nothing of what computing takes.
-            prefill_factor: report.times.opened_ms.filter(|_| report.cached == 0).and_then(factor),
+            prompt_ms: report.times.opened_ms.map(prompt),
             ..Measured::default()
         };
         let took = took(report);
@@ -255,7 +269,7 @@ mod tests {
         };
         Expected {
             opening_ms: 3.0,
-            prefill_ms: 95.0,
+            prompt: ExpectedPrompt { tokens: 20, known: 0, said_ms: 95.0, ms: 95.0 },
             ..Expected::new(&legs, back, |layers| f64::from(layers.len()), 2.0)
         }
     }
@@ -290,15 +304,19 @@ mod tests {
         // 47 ms to open, 2 for the head; the prompt was said to take 95.
         let mut slow = opened;
         slow.times.ttft_ms = 239.0;
-        let factor = expected().measured(&slow).prefill_factor;
-        assert_eq!(factor, Some(2.0));
-        let learned = Expected { prefill_factor: 2.0, ..expected() };
+        let took = expected().measured(&slow).prompt_ms;
+        assert_eq!(took, Some((95.0, 190.0)));
+        let prompt = ExpectedPrompt { ms: 190.0, ..expected().prompt };
+        let learned = Expected { prompt, ..expected() };
         assert_eq!(learned.ttft_ms(), expected().ttft_ms() + 95.0);
-        assert_eq!(
-            learned.measured(&slow).prefill_factor,
-            factor,
-            "by what is said, not by what was learned"
-        );
+        assert_eq!(learned.measured(&slow).prompt_ms, took, "by what is said, not by what was learned");
+        let known = Report { cached: 12, ..slow.clone() };
+        assert_eq!(expected().measured(&known).prompt_ms, Some((38.0, 190.0)), "8 of 20 tokens");
+        assert_eq!(expected().came_true(&known)[0], (0.0, 0.0), "all of it was to be computed");
+        let prompt = ExpectedPrompt { tokens: 20, known: 12, said_ms: 38.0, ms: 40.0 };
+        let told = Expected { prompt, ..expected() };
+        assert_eq!(told.measured(&known).prompt_ms, Some((38.0, 190.0)));
+        assert_eq!(told.came_true(&known)[0], (85.0, 239.0), "what is known was counted on");
         assert_eq!(expected().came_true(&slow), [(140.0, 239.0), (55.0, 55.0)]);
         let known = Report { cached: 3, ..report(&[1.0, 24.0, 52.0, 0.0], 57.0) };
         assert_eq!(expected().came_true(&known), [(0.0, 0.0), (55.0, 57.0)], "the beginning was known");

@@ -91,7 +91,7 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
             total_ms: whole_ms(routed, &routed.route.cost),
             ttft_ms: expected.ttft_ms(),
             opened_ms: expected.opened_ms(),
-            prefill_ms: expected.prompt_ms(),
+            prefill_ms: expected.prompt.ms,
             step_ms: expected.step_ms(),
             tok_s: expected.tok_s(),
         },

@@ -29,7 +29,10 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::{InFlight, estimate::Expected};
+use super::{
+    InFlight,
+    estimate::{Expected, ExpectedPrompt},
+};
 use crate::{
     control::{Mode, Shadow},
     daemon::{announce::Announcer, serve::Models, view::Viewing},
@@ -312,7 +315,7 @@ impl Router<'_> {
             sources: self.sources(&snapshot, &request, &route.pipeline, &former),
             announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
             came_true: self.models.get(model).unwrap_or(&self.models.first).came_true.clone(),
-            expected: self.expected(model, &snapshot, &request, &route.pipeline),
+            expected: self.expected(model, &snapshot, &request, &route.pipeline, &former),
             steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
                 .map(|way| self.step_ms(model, &snapshot, &request, way)),
             route,
@@ -487,20 +490,28 @@ impl Router<'_> {
         snapshot: &Snapshot,
         request: &Request,
         pipeline: &Pipeline,
+        former: &Former,
     ) -> Expected {
         let held = self.models.get(model).unwrap_or(&self.models.first);
         let home_ms = held.home_ms();
         let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
         let mut prompt = request.clone();
         prompt.shape.output_tokens = 1;
-        let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.loaded_ms());
+        let priced = sticky::price(snapshot, &prompt, pipeline, former);
+        let said_ms = priced.map_or(0.0, |legs| cost::total(&legs).loaded_ms());
+        let known = pipeline.segments().iter().all(|segment| former.has(segment));
+        let prompt = ExpectedPrompt {
+            tokens: request.shape.prompt_tokens,
+            known: if known { former.positions } else { 0 },
+            said_ms,
+            ms: held.at_prefill.of(said_ms),
+        };
         // A worker opens a session as it takes a job: the visit, before anything was measured.
         let opening_ms = held.at_opening.value().unwrap_or(held.ready.times.visit_ms);
         let back_ms =
             |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
-        let prefill_factor = held.at_prefill.value().unwrap_or(1.0);
         let weight = |layers| snapshot.weight_of(layers);
-        Expected { opening_ms, prefill_ms, prefill_factor, ..Expected::new(&legs, back_ms, weight, home_ms) }
+        Expected { opening_ms, prompt, ..Expected::new(&legs, back_ms, weight, home_ms) }
     }
 
     fn step_ms(

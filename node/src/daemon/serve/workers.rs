@@ -19,6 +19,7 @@ use api::inference::ModelInfo;
 use p2p::wire::announce::Class;
 use scheduler::{
     LayerRange, ModelId, NodeId,
+    correction::Correction,
     forecast::Forecast,
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
@@ -71,8 +72,8 @@ pub(crate) struct Held {
     pub(crate) at_home: Ema,
     /// What opening a session takes besides the way to the farthest node and back, ms.
     pub(crate) at_opening: Ema,
-    /// What prompts take, in parts of what nodes' figures say.
-    pub(crate) at_prefill: Ema,
+    /// What prompts take beside what nodes' figures say.
+    pub(crate) at_prefill: Correction,
     /// How first tokens and further ones came true.
     pub(crate) came_true: [Forecast; 2],
     /// Where it is on its way, while it is.
@@ -151,7 +152,7 @@ impl Held {
             auditor: None,
             at_home: Ema::new(SPEED_TAU_MS),
             at_opening: Ema::new(SPEED_TAU_MS),
-            at_prefill: Ema::new(SPEED_TAU_MS),
+            at_prefill: Correction::default(),
             came_true: Default::default(),
             fetching: None,
             worker: watch::Sender::new(Worker::absent(NO_WEIGHTS)),
@@ -185,7 +186,7 @@ impl Held {
             auditor: Auditor::new(&spec, ready.model, ready.class),
             at_home: Ema::new(SPEED_TAU_MS),
             at_opening: Ema::new(SPEED_TAU_MS),
-            at_prefill: Ema::new(SPEED_TAU_MS),
+            at_prefill: Correction::default(),
             came_true: Default::default(),
             fetching: None,
             worker: watch::Sender::new(worker),
