@@ -499,13 +499,9 @@ impl Router<'_> {
         prompt.shape.output_tokens = 1;
         let priced = sticky::price(snapshot, &prompt, pipeline, former);
         let said_ms = priced.map_or(0.0, |legs| cost::total(&legs).loaded_ms());
-        let known = pipeline.segments().iter().all(|segment| former.has(segment));
-        let prompt = ExpectedPrompt {
-            tokens: request.shape.prompt_tokens,
-            known: if known { former.positions } else { 0 },
-            said_ms,
-            ms: held.at_prefill.of(said_ms),
-        };
+        let is_known = pipeline.segments().iter().all(|segment| former.has(segment));
+        let (tokens, known) = (request.shape.prompt_tokens, if is_known { former.positions } else { 0 });
+        let prompt = ExpectedPrompt { tokens, known, said_ms, ms: held.at_prefill.of(said_ms) };
         // A worker opens a session as it takes a job: the visit, before anything was measured.
         let opening_ms = held.at_opening.value().unwrap_or(held.ready.times.visit_ms);
         let back_ms =
