@@ -163,7 +163,9 @@ mod tests {
         }
         let before = of(&[(10.0, 20.0)]);
         let mut after = before.clone();
-        [(0.0, 1.0), (1.0, f64::NAN), (f64::INFINITY, 1.0), (-1.0, 2.0)].map(|(s, t)| after.add(s, t));
+        for (said, took) in [(0.0, 1.0), (1.0, f64::NAN), (f64::INFINITY, 1.0), (-1.0, 2.0)] {
+            after.add(said, took);
+        }
         assert_eq!(after, before);
     }
 }
