@@ -83,6 +83,12 @@ const SIGNS_AND_SLASHES: Sequence =
 const CAPITALIZED: &[Step] = &[maybe(not(LINE | LETTER | NUMBER)), any(of(UPPERISH)), some(of(LOWERISH))];
 /// `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*`
 const CAPITALS: &[Step] = &[maybe(not(LINE | LETTER | NUMBER)), some(of(UPPERISH)), any(of(LOWERISH))];
+/// [`CAPITALIZED`] and `(?i:'s|'t|'re|'ve|'m|'ll|'d)?`
+const CAPITALIZED_CONTRACTED: Sequence =
+    seq(&[maybe(not(LINE | LETTER | NUMBER)), any(of(UPPERISH)), some(of(LOWERISH)), CONTRACTION_SUFFIX]);
+/// [`CAPITALS`] and the same.
+const CAPITALS_CONTRACTED: Sequence =
+    seq(&[maybe(not(LINE | LETTER | NUMBER)), some(of(UPPERISH)), any(of(LOWERISH)), CONTRACTION_SUFFIX]);
 
 /// `\p{N}`
 const DIGIT: Stage = &[seq(&[one(of(NUMBER))])];
@@ -173,8 +179,8 @@ const MINICPM5: Stage = &[
 
 /// The o200k expression: words end where a capital follows, contractions stay.
 const GPT4O: Stage = &[
-    seq(&[maybe(not(LINE | LETTER | NUMBER)), any(of(UPPERISH)), some(of(LOWERISH)), CONTRACTION_SUFFIX]),
-    seq(&[maybe(not(LINE | LETTER | NUMBER)), some(of(UPPERISH)), any(of(LOWERISH)), CONTRACTION_SUFFIX]),
+    CAPITALIZED_CONTRACTED,
+    CAPITALS_CONTRACTED,
     seq(&[up_to(3, of(NUMBER))]),
     SIGNS_AND_SLASHES,
     SPACES_TO_LINE_END,
@@ -232,8 +238,8 @@ const KIMI_K2: Stage = &[
 
 /// As o200k, one digit at a time; behind [`YOUTU_SCRIPTS`].
 const YOUTU: Stage = &[
-    seq(&[maybe(not(LINE | LETTER | NUMBER)), any(of(UPPERISH)), some(of(LOWERISH)), CONTRACTION_SUFFIX]),
-    seq(&[maybe(not(LINE | LETTER | NUMBER)), some(of(UPPERISH)), any(of(LOWERISH)), CONTRACTION_SUFFIX]),
+    CAPITALIZED_CONTRACTED,
+    CAPITALS_CONTRACTED,
     seq(&[one(of(NUMBER))]),
     SIGNS_AND_SLASHES,
     SPACES_TO_LINE_END,
@@ -256,7 +262,7 @@ const YOUTU_SCRIPTS: Stage = &[
         ('\u{ff1a}', '\u{ff1b}'),
     ]))]),
     seq(&[some(within(&[('\u{3105}', '\u{312f}')]))]),
-    seq(&[some(within(&[('\u{3040}', '\u{30ff}'), ('\u{4e00}', '\u{9fa5}')]))]),
+    HAN_AND_KANA,
 ];
 
 /// As o200k without contractions, one digit at a time.
@@ -301,7 +307,7 @@ const BLOOM: Stage = &[seq(&[
 ])];
 
 /// `[一-龥぀-ゟ゠-ヿ]+`
-const HAN_AND_KANA: Stage = &[seq(&[some(within(&[('\u{3040}', '\u{30ff}'), ('\u{4e00}', '\u{9fa5}')]))])];
+const HAN_AND_KANA: Sequence = seq(&[some(within(&[('\u{3040}', '\u{30ff}'), ('\u{4e00}', '\u{9fa5}')]))]);
 
 /// The main expression of DeepSeek V3.
 const DEEPSEEK3: Stage = &[
@@ -519,5 +525,5 @@ pub static ALL: &[PreTokenizer] = &[
     row(&["viking"], &[BLOOM, DIGIT]),
     row(&["deepseek-llm"], &[LINE_END, DEEPSEEK_LETTERS, DEEPSEEK_SIGNS, TRAILING_SPACES, EAST_ASIAN, DIGIT]),
     row(&["deepseek-coder"], &[LINE_END, SPACED_LETTERS, SPACED_SIGNS, EAST_ASIAN, DIGIT]),
-    row(&["deepseek-v3", "hunyuan-dense", "joyai-llm"], &[THREE_DIGITS, HAN_AND_KANA, DEEPSEEK3]),
+    row(&["deepseek-v3", "hunyuan-dense", "joyai-llm"], &[THREE_DIGITS, &[HAN_AND_KANA], DEEPSEEK3]),
 ];
