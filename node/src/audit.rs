@@ -7,9 +7,10 @@
 //! Limits: the model's file must be whole here and the machine of class `d1`; one audit at a time, the others wait. It
 //! costs loading the layers, and as much computing as the same number of prompt tokens.
 
-use std::{os::unix::fs::MetadataExt, sync::Arc};
+use std::sync::Arc;
 
 use p2p::{
+    blob::sparse,
     codec::{self, Rounding, Wire},
     wire::announce::Class,
 };
@@ -74,7 +75,7 @@ impl Auditor {
     pub fn new(spec: &Spec, model: ModelId, class: Class) -> Option<Self> {
         let whole = match &spec.source {
             Source::Embedded => true,
-            Source::File(path) => std::fs::metadata(path).is_ok_and(|file| file.blocks() * 512 >= file.len()),
+            Source::File(path) => sparse::is_whole(path, model),
         };
         // What is served must not be kept from being checked: an audit does not take from the room of those it checks.
         let room = worker::Room::default();

@@ -6,8 +6,7 @@
 //! Limits: [`MAX_LINE`] per line, connections by the governor ([`Resource::Callers`]); one more is closed at once.
 
 use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -18,13 +17,13 @@ use scheduler::governor::{Holder, Resource};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{UnixListener, UnixStream, unix::OwnedReadHalf},
     sync::mpsc,
 };
 
 use crate::{
     Error, Result,
     events::{PlanReport, PromptEvent, PromptRequest, Refusal},
+    platform::control_socket::{self, Listener, ReadHalf, WriteHalf},
     reports::{
         AnswersReport, InviteReport, PeersReport, PullLine, ReceiptsReport, StatusReport, SwitchReport,
         Switched, View,
@@ -228,7 +227,7 @@ pub fn socket(home: &Path) -> PathBuf {
 
 /// Whether a node runs with the data folder `home`.
 pub fn is_running(home: &Path) -> bool {
-    std::os::unix::net::UnixStream::connect(socket(home)).is_ok()
+    control_socket::is_open(&socket(home))
 }
 
 /// The message for a second node with the same data folder.
@@ -240,23 +239,17 @@ pub fn runs_already(home: &Path) -> Error {
 }
 
 /// Opens the socket. A node that runs already keeps it.
-pub async fn listen(home: &Path) -> Result<UnixListener> {
+pub async fn listen(home: &Path) -> Result<Listener> {
     let path = socket(home);
-    if UnixStream::connect(&path).await.is_ok() {
+    if control_socket::connect(&path).await.is_ok() {
         return Err(runs_already(home));
     }
-    match fs::remove_file(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&path).map_err(|e| {
+    Listener::bind(&path).map_err(|e| {
         Error::Failed(format!(
             "cannot open {}: {e}; choose a shorter or writable folder with --home",
             path.display()
         ))
-    })?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    })
 }
 
 /// Waits until every caller has its answer, or long enough.
@@ -266,19 +259,18 @@ pub async fn flush(governor: &Governor) {
 }
 
 /// Takes callers until the node stops.
-pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>, governor: Governor) {
-    while let Ok((stream, _)) = listener.accept().await {
+pub async fn serve(mut listener: Listener, calls: mpsc::Sender<Call>, governor: Governor) {
+    while let Ok(caller) = listener.accept().await {
         let Ok(seat) = governor.take(Holder::default(), Resource::Callers, 1) else { continue };
         let calls = calls.clone();
         tokio::spawn(async move {
-            let _ = attend(stream, calls).await;
+            let _ = attend(caller, calls).await;
             drop(seat);
         });
     }
 }
 
-async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()> {
-    let (read, mut write) = stream.into_split();
+async fn attend((read, mut write): (ReadHalf, WriteHalf), calls: mpsc::Sender<Call>) -> io::Result<()> {
     let mut read = BufReader::new(read);
     let mut line = String::new();
     (&mut read).take(MAX_LINE).read_line(&mut line).await?;
@@ -311,8 +303,8 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()>
 
 /// The caller's end: asks one question and reads lines.
 pub struct Caller {
-    lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
-    _write: tokio::net::unix::OwnedWriteHalf,
+    lines: tokio::io::Lines<BufReader<ReadHalf>>,
+    _write: WriteHalf,
 }
 
 impl Caller {
@@ -321,12 +313,11 @@ impl Caller {
     /// # Errors
     /// When none runs there.
     pub async fn ask(home: &Path, question: &Question) -> Result<Self> {
-        let stream = UnixStream::connect(socket(home)).await.map_err(|_| {
+        let (read, mut write) = control_socket::connect(&socket(home)).await.map_err(|_| {
             Error::usage(
                 "no node is running here; start one with `shoal join` (or name its folder with --home)",
             )
         })?;
-        let (read, mut write) = stream.into_split();
         write.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes()).await?;
         Ok(Self { lines: BufReader::new(read).lines(), _write: write })
     }

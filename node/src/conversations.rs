@@ -22,7 +22,6 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -33,6 +32,7 @@ use api::conversations::{
 use data_encoding::HEXLOWER;
 
 use crate::{
+    platform::files::{OwnerOnly, stamp, stamp_at},
     clock,
     sealed::{self, SALT, Seal},
 };
@@ -87,9 +87,9 @@ impl Shelf {
 
     /// Holds other writers off until the result is dropped, and removes what one that was killed left.
     fn lock(&self) -> Held<File> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(self.folder()).map_err(broken)?;
+        fs::DirBuilder::new().recursive(true).owner_only().create(self.folder()).map_err(broken)?;
         let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).mode(0o600);
+        let file = options.create(true).truncate(false).write(true).owner_only();
         let file = file.open(self.home.join("conversations.lock")).map_err(broken)?;
         file.lock().map_err(broken)?;
         for entry in fs::read_dir(self.folder()).map_err(broken)? {
@@ -121,10 +121,10 @@ impl Shelf {
         let mut reads = 1;
         loop {
             let file = File::open(&path).map_err(missing)?;
-            let opened = file.metadata().map_err(broken)?.ino();
+            let opened = stamp(&file).map_err(broken)?.place;
             let read = line_of(&file, secret, name, wanted);
             // One that was replaced after it was opened is zeros. It is held open: no other file has its number.
-            let replaced = || fs::metadata(&path).map_or(true, |about| about.ino() != opened);
+            let replaced = || stamp_at(&path).map_or(true, |about| about.place != opened);
             if reads == READS || !matches!(read, Err(Refusal::Broken(_))) || !replaced() {
                 return read;
             }
@@ -153,11 +153,11 @@ impl Shelf {
         }
         let old = OpenOptions::new().write(true).open(&path).ok();
         let replace = || {
-            let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&fresh)?;
+            let mut file = OpenOptions::new().create_new(true).write(true).owner_only().open(&fresh)?;
             file.write_all(text.as_bytes())?;
             file.sync_data()?;
             fs::rename(&fresh, &path)?;
-            File::open(self.folder())?.sync_all()?;
+            p2p::blob::sparse::sync_folder(&self.folder())?;
             old.map_or(Ok(()), |mut old| erase(&mut old))
         };
         replace().inspect_err(|_| drop(scrub(&fresh))).map_err(broken)
@@ -267,7 +267,7 @@ impl Conversations for Shelf {
         if !scrub(&self.folder().join(id)).map_err(broken)? {
             return Err(Refusal::Unknown);
         }
-        File::open(self.folder()).and_then(|folder| folder.sync_all()).map_err(broken)
+        p2p::blob::sparse::sync_folder(&self.folder()).map_err(broken)
     }
 
     fn presets(&self) -> Held<Vec<Preset>> {

@@ -16,15 +16,9 @@
 //! Limits: without a filter of the system (outside Linux) the process has limits, but no sandbox.
 
 use std::{
-    fs::File,
     io::{self, Read, Write},
     ops::Range,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{net::UnixStream, process::CommandExt},
-    },
     path::Path,
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -42,10 +36,11 @@ use shard::{
 
 use crate::{
     Error, Result,
-    confine::{self, Purpose, descriptors},
+    confine::{self, Purpose, child},
     inference::local,
     library::{self, Located},
     model,
+    platform::{Handed, handed_files, streams},
     worker::ipc::{self, CostRun},
 };
 
@@ -158,7 +153,7 @@ impl Header {
         };
         located.whole()?;
         let Located { file, bytes, path, .. } = located;
-        let said = ask(file, *bytes)?;
+        let said = ask(Handed::read(file, path), *bytes)?;
         let said = serde_json::from_slice(&said).map_err(|_| {
             let limits = format!("{CPU_SECONDS} s and {} MiB", MEMORY_BYTES >> 20);
             Error::Failed(format!(
@@ -351,19 +346,13 @@ impl Traveled {
 }
 
 /// What the child says of a file; nothing when it dies or takes too long.
-fn ask(file: &File, bytes: u64) -> io::Result<Vec<u8>> {
+fn ask(handed: Handed<'_>, bytes: u64) -> io::Result<Vec<u8>> {
     let until = Instant::now() + PATIENCE;
-    let (mut ours, theirs) = UnixStream::pair()?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["worker", "--header"]).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).env_clear();
-    // Ctrl-C at a terminal is for the process that asks.
-    command.process_group(0);
-    let mut child = command.spawn()?;
-    // Its copy of the child's end of the pair would hide the child's death.
-    drop(command);
+    let (mut child, mut ours) =
+        streams::spawn(child::command(&std::env::current_exe()?, &["worker", "--header"]))?;
     let talk = || -> io::Result<Vec<u8>> {
         ours.write_all(&bytes.to_le_bytes())?;
-        descriptors::send(&ours, &[file])?;
+        handed_files::send(&ours, &[handed])?;
         let (mut said, mut piece) = (Vec::new(), vec![0; 64 << 10]);
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -387,16 +376,11 @@ fn ask(file: &File, bytes: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// When standard input is no socket, or what comes over it is no file.
 pub fn run() -> Result<()> {
-    let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    if stream.peer_addr().is_err() {
-        return Err(Error::usage(
-            "`shoal worker` is started by the daemon: standard input must be its socket",
-        ));
-    }
+    let mut stream = child::to_parent()?;
     let mut bytes = [0; 8];
     stream.read_exact(&mut bytes)?;
     let bytes = u64::from_le_bytes(bytes);
-    let file = descriptors::receive(&stream)?.into_iter().next().map(File::from);
+    let file = handed_files::receive(&stream)?.into_iter().next();
     let file = file.ok_or_else(|| Error::usage("the file was announced and did not come"))?;
     confine::begin_child();
     confine::limit_time(CPU_SECONDS);

@@ -28,7 +28,6 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant, SystemTime},
@@ -38,6 +37,7 @@ use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    platform::files::OwnerOnly,
     Error, Result,
     events::PromptRequest,
     sealed::{self, SALT, SALT_BYTES, Seal},
@@ -150,16 +150,16 @@ impl Journal {
     /// When it cannot be written.
     pub fn create(home: &Path, name: &str, begun: &Begun) -> Result<Self> {
         let path = named(home, name)?;
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder(home))?;
+        fs::DirBuilder::new().recursive(true).owner_only().create(folder(home))?;
         tidy(home)?;
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        let file = OpenOptions::new().append(true).create_new(true).owner_only().open(&path)?;
         if !lock(&file)? {
             return Err(Error::Failed("the file of the answer is in use".into()));
         }
         let mut journal = Self::on(file, path, home, name, (0, 0))?;
         journal.line(&serde_json::to_string(begun)?)?;
         journal.sync();
-        File::open(folder(home))?.sync_all()?;
+        p2p::blob::sparse::sync_folder(&folder(home))?;
         Ok(journal)
     }
 

@@ -29,7 +29,13 @@ use api::keys::Taken;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    platform::{
+        Stamp,
+        files::{self, NoLinks, OwnerOnly},
+    },
+};
 
 /// Most keys of a node, those taken back included.
 pub const MAX_KEYS: usize = 1_024;
@@ -110,21 +116,12 @@ fn locked<T>(home: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Opens a file of the folder, or makes it. A link is refused: the owner of the folder may have less rights than this process.
 fn writable(options: &mut fs::OpenOptions, path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-    options.create(true).truncate(false).mode(0o600).custom_flags(no_link).open(path)
+    options.create(true).truncate(false).owner_only().no_links().open(path)
 }
 
-/// A file that another user than the owner of `home` wrote, such as root for a service, is handed to the owner. What has a
-/// second name, or is no file, stays as it is.
+/// A file that root wrote for a service is the service's ([`files::give_to_owner`]).
 fn give_to_owner(home: &Path, file: &Path) {
-    use std::os::unix::fs::{MetadataExt, lchown};
-    let (Ok(folder), Ok(about)) = (fs::metadata(home), fs::symlink_metadata(file)) else { return };
-    if folder.uid() != about.uid()
-        && about.is_file()
-        && about.nlink() == 1
-        && let Err(error) = lchown(file, Some(folder.uid()), Some(folder.gid()))
-    {
+    if let Err(error) = files::give_to_owner(home, file) {
         tracing::warn!(%error, "the owner of the folder cannot read {}", file.display());
     }
 }
@@ -218,12 +215,10 @@ struct Ring {
 }
 
 /// Which file it is, when it was written, and its length.
-type Seen = Option<(u64, SystemTime, u64)>;
+type Seen = Option<Stamp>;
 
 fn seen(file: &Path) -> Seen {
-    use std::os::unix::fs::MetadataExt;
-    let about = fs::metadata(file).ok()?;
-    Some((about.ino(), about.modified().ok()?, about.len()))
+    files::stamp_at(file).ok()
 }
 
 #[derive(Debug, Default)]

@@ -38,6 +38,7 @@ pub mod node_names;
 pub mod npy;
 pub mod output;
 pub mod panel_cache;
+pub mod platform;
 pub mod privacy;
 mod private_folder;
 pub mod receipts;

@@ -14,7 +14,6 @@ use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
     io::Read,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -22,7 +21,7 @@ use std::{
 use api::swarm_records::{MAX_NAMES, NodeName};
 use scheduler::NodeId;
 
-use crate::{Error, Result, reports::PeersReport};
+use crate::{Error, Result, reports::PeersReport, platform::files::{NoLinks, OwnerOnly}};
 
 /// A file that is longer was not written here: the longest names of all nodes take less.
 const MAX_BYTES: u64 = 256 << 10;
@@ -64,9 +63,8 @@ pub fn list(home: &Path) -> Vec<NodeName> {
 pub fn keep(home: &Path, name: NodeName) -> Result<()> {
     let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     // The page and the terminal are several processes.
-    let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     let mut options = OpenOptions::new();
-    options.create(true).truncate(false).write(true).mode(0o600).custom_flags(no_link);
+    options.create(true).truncate(false).write(true).owner_only().no_links();
     let lock = options.open(home.join("node-names.lock"))?;
     lock.lock()?;
     let mut names = list(home);

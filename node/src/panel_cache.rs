@@ -13,7 +13,6 @@
 
 use std::{
     fs::{self, DirBuilder, File, FileTimes, OpenOptions},
-    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -23,7 +22,7 @@ use data_encoding::HEXLOWER;
 use scheduler::LayerRange;
 use shard::kernels::panel_file::MAGIC;
 
-use crate::{Result, library::Located};
+use crate::{Result, library::Located, platform::{Stamp, files::{self, FileAt, OwnerOnly}}};
 
 /// What the panels of all models may take unless the user says otherwise.
 pub const DEFAULT_BYTES: u64 = 8 << 30;
@@ -50,7 +49,7 @@ fn open(located: &Located, home: &Path, layers: &[LayerRange], most_bytes: u64) 
         return Ok(None);
     }
     let folder = home.join("panels");
-    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    DirBuilder::new().recursive(true).owner_only().create(&folder)?;
     let path = folder.join(name(located, layers)?);
     if let Some(file) = whole(&path) {
         // When it was used last.
@@ -64,11 +63,10 @@ fn open(located: &Located, home: &Path, layers: &[LayerRange], most_bytes: u64) 
         fs::remove_file(&path)?;
     }
     make_room(&folder, most_bytes - bytes)?;
-    let disk = rustix::fs::statvfs(&folder).map_err(std::io::Error::from)?;
-    if disk.f_bavail.saturating_mul(disk.f_frsize) < FREE * bytes {
+    if files::free_bytes(&folder)? < FREE * bytes {
         return Ok(None);
     }
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).owner_only().open(&path)?;
     Ok(file.try_lock().is_ok().then_some(file))
 }
 
@@ -85,9 +83,8 @@ fn name(located: &Located, layers: &[LayerRange]) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&MAGIC).update(located.path.as_os_str().as_encoded_bytes());
     for (file, bytes) in located.files() {
-        let about = file.metadata()?;
-        let (changed, written) = ((about.ctime(), about.ctime_nsec()), (about.mtime(), about.mtime_nsec()));
-        hasher.update(format!("|{bytes} {} {} {changed:?} {written:?}", about.dev(), about.ino()).as_bytes());
+        let Stamp { place: (on, number), written, changed, .. } = files::stamp(file)?;
+        hasher.update(format!("|{bytes} {on} {number} {changed:?} {written:?}").as_bytes());
     }
     for layers in layers {
         hasher.update(format!("|{layers:?}").as_bytes());

@@ -7,18 +7,16 @@
 //! Limits: only what lies in the folder is mended, not what links in it lead to, down to [`MAX_DEPTH`].
 
 use std::{
-    fs::{self, DirBuilder, Permissions},
+    fs::{self, DirBuilder},
     io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use rustix::{fs::Mode, process::umask};
+use crate::{
+    Error, Result,
+    platform::files::{self, OwnerOnly},
+};
 
-use crate::{Error, Result};
-
-/// The rights of group and others.
-const OTHERS: u32 = 0o077;
 /// Folders within folders that are looked into: there are three levels.
 const MAX_DEPTH: usize = 8;
 
@@ -27,8 +25,8 @@ const MAX_DEPTH: usize = 8;
 /// # Errors
 /// When it can be neither made nor mended.
 pub fn prepare(home: &Path) -> Result<()> {
-    umask(Mode::RWXG | Mode::RWXO);
-    DirBuilder::new().recursive(true).mode(0o700).create(home).map_err(|error| {
+    files::be_private();
+    DirBuilder::new().recursive(true).owner_only().create(home).map_err(|error| {
         Error::Failed(format!("cannot create {}: {error}; choose another folder with --home", home.display()))
     })?;
     mend(home).map_err(|(path, error)| {
@@ -49,9 +47,8 @@ fn mend(home: &Path) -> Result<(), (PathBuf, io::Error)> {
         if about.is_symlink() {
             continue;
         }
-        let mode = about.permissions().mode();
-        if mode & OTHERS != 0 {
-            match fs::set_permissions(&path, Permissions::from_mode(mode & !OTHERS)) {
+        if !files::is_owners_only(&about) {
+            match files::take_from_others(&path, &about) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 done => done.map_err(broken)?,
             }
@@ -67,6 +64,8 @@ fn mend(home: &Path) -> Result<(), (PathBuf, io::Error)> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::Permissions, os::unix::fs::PermissionsExt};
+
     use super::*;
 
     #[test]

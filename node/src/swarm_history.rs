@@ -17,11 +17,12 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use api::swarm_records::{History, MAX_DAYS, Sample};
+
+use crate::platform::files::{FileAt, NoLinks, OwnerOnly};
 
 /// Seconds of a span.
 pub const SPAN_S: u64 = 300;
@@ -164,9 +165,8 @@ fn place(start_s: u64) -> u64 {
 
 /// Adds a record to the file.
 fn write(home: &Path, record: Record) -> io::Result<()> {
-    let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(no_link);
+    options.read(true).write(true).create(true).truncate(false).owner_only().no_links();
     let file = options.open(path(home))?;
     if file.metadata()?.len() != FILE_BYTES {
         file.set_len(FILE_BYTES)?;

@@ -13,12 +13,7 @@ use std::{
     cell::Cell,
     fs::{self, File},
     io::{self, BufRead, BufReader, Read, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{net::UnixStream, process::CommandExt},
-    },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -34,8 +29,12 @@ use shard::{
 use crate::{
     Error, Result,
     cli::ConvertArgs,
-    confine::{self, Purpose, descriptors},
+    confine::{self, Purpose, child},
     output::{self, human_bytes, say},
+    platform::{
+        Handed, handed_files,
+        streams::{self, BlockingStream},
+    },
 };
 
 /// Longest line: the task names some thousand files at most, an error is a sentence.
@@ -153,11 +152,16 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
         ranks: args.rank,
         threads,
     };
-    let descriptors: Vec<&File> = std::iter::once(&file)
-        .chain(importance.iter().map(|(file, _)| file))
-        .chain(files.iter().map(|(_, file, _)| file))
+    let paths = match split::parts(&task.folder) {
+        Some(parts) => parts,
+        None if gguf => vec![task.folder.clone()],
+        None => files.iter().map(|(name, ..)| task.folder.join(name)).collect(),
+    };
+    let handed: Vec<Handed<'_>> = std::iter::once(Handed::write(&file, &unchecked.0))
+        .chain(importance.iter().zip(&args.imatrix).map(|((file, _), path)| Handed::read(file, path)))
+        .chain(files.iter().zip(&paths).map(|((_, file, _), path)| Handed::read(file, path)))
         .collect();
-    let told = watch(&task, &descriptors, &mut |done, total| {
+    let told = watch(&task, &handed, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })?;
@@ -227,19 +231,15 @@ fn format(name: &str) -> Result<&'static Format> {
 }
 
 /// Has a confined process do it; the last it says.
-fn watch(task: &Task, files: &[&File], progress: &mut dyn FnMut(u64, u64)) -> Result<Option<Told>> {
-    let (mut ours, theirs) = UnixStream::pair()?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["worker", "--convert"]).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).env_clear();
+fn watch(task: &Task, files: &[Handed<'_>], progress: &mut dyn FnMut(u64, u64)) -> Result<Option<Told>> {
     // Ctrl-C at the terminal ends this process, and the other one with it.
-    command.process_group(0);
-    let mut child = command.spawn()?;
-    drop(command);
+    let (mut child, mut ours) =
+        streams::spawn(child::command(&std::env::current_exe()?, &["worker", "--convert"]))?;
     let mut said = None;
     let mut talk = || -> Result<()> {
         writeln!(ours, "{}", serde_json::to_string(task)?)?;
-        for some in files.chunks(descriptors::MAX_FILES) {
-            descriptors::send(&ours, some)?;
+        for some in files.chunks(handed_files::MAX_FILES) {
+            handed_files::send(&ours, some)?;
         }
         let mut lines = BufReader::new(&ours);
         loop {
@@ -269,18 +269,13 @@ fn watch(task: &Task, files: &[&File], progress: &mut dyn FnMut(u64, u64)) -> Re
 /// # Errors
 /// When standard input is no socket, or what comes over it is no task.
 pub(super) fn run_confined() -> Result<()> {
-    let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    if stream.peer_addr().is_err() {
-        return Err(Error::usage(
-            "`shoal worker` is started by the daemon: standard input must be its socket",
-        ));
-    }
-    confine::begin_child_with(descriptors::MAX_FILES as u64 + shard::convert::MAX_PARTS as u64);
+    let mut stream = child::to_parent()?;
+    confine::begin_child_with(handed_files::MAX_FILES as u64 + shard::convert::MAX_PARTS as u64);
     let task: Task = serde_json::from_str(&line(&mut stream)?)?;
     let mut files = Vec::new();
     let others = 1 + usize::from(task.importance_bytes.is_some());
     while files.len() < task.files.len() + others {
-        files.extend(descriptors::receive(&stream)?.into_iter().map(File::from));
+        files.extend(handed_files::receive(&stream)?);
     }
     let output = files.remove(0);
     let importance = task.importance_bytes.map(|bytes| (files.remove(0), bytes));
@@ -351,7 +346,7 @@ fn joined(gguf: &Gguf, output: &File, progress: &dyn Fn(u64, u64)) -> shard::Res
 }
 
 /// The task's line, read byte by byte: what follows it carries descriptors.
-fn line(stream: &mut UnixStream) -> io::Result<String> {
+fn line(stream: &mut BlockingStream) -> io::Result<String> {
     let mut line = Vec::new();
     let mut byte = [0];
     while line.len() < MAX_LINE as usize {

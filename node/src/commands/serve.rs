@@ -4,7 +4,6 @@ use std::{
     fs::{self, OpenOptions},
     io::{self, IsTerminal, Write},
     net::SocketAddr,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -30,6 +29,7 @@ use crate::{
     library,
     model_shelf::ModelShelf,
     output::{self, say},
+    platform::files::{self, OwnerOnly},
     private_folder,
     reports::{JoinLine, Listening},
 };
@@ -52,7 +52,7 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
     refuse_shown_token(&args.api, &home)?;
     private_folder::prepare(&home)?;
     runtime.block_on(async {
-        let runs = tokio::net::UnixStream::connect(control::socket(&home)).await.is_ok();
+        let runs = control::is_running(&home);
         let swarm = match args.via {
             Via::Local => false,
             Via::Auto => runs,
@@ -202,9 +202,7 @@ fn token(file: &Path) -> Result<String> {
                 );
                 return Err(Error::usage(why));
             }
-            let mode =
-                std::os::unix::fs::PermissionsExt::mode(&fs::metadata(file).map_err(broken)?.permissions());
-            if mode & 0o077 != 0 {
+            if !files::is_owners_only(&fs::metadata(file).map_err(broken)?) {
                 let why = format!("others can read {}; run: chmod 600 {0}", file.display());
                 return Err(Error::usage(why));
             }
@@ -218,7 +216,7 @@ fn token(file: &Path) -> Result<String> {
             getrandom::fill(&mut bytes).map_err(|error| Error::Io(io::Error::other(error)))?;
             let token = HEXLOWER.encode(&bytes);
             let mut file_options = OpenOptions::new();
-            let mut out = file_options.write(true).create_new(true).mode(0o600).open(file).map_err(broken)?;
+            let mut out = file_options.write(true).create_new(true).owner_only().open(file).map_err(broken)?;
             writeln!(out, "{token}").map_err(broken)?;
             Ok(token)
         }

@@ -2,7 +2,6 @@
 
 use crate::{Result, cli::WorkerArgs};
 
-#[cfg(unix)]
 pub(super) fn run(args: &WorkerArgs) -> Result<()> {
     #[cfg(all(debug_assertions, target_os = "linux"))]
     if args.probe {
@@ -15,9 +14,4 @@ pub(super) fn run(args: &WorkerArgs) -> Result<()> {
         WorkerArgs { engine: true, .. } => crate::inference::local::engine::run(),
         _ => crate::worker::process::run(),
     }
-}
-
-#[cfg(not(unix))]
-pub(super) fn run(_: &WorkerArgs) -> Result<()> {
-    Err(crate::Error::usage("workers need a Unix system"))
 }

@@ -1,77 +1,85 @@
-//! A confined child process: started, signaled, reaped.
+//! A confined child process: started, ended, reaped.
 //!
 //! Linux kills a child with the *thread* that started it (that is what the child asks for), so a thread of its own
 //! starts each child and stays until the child has ended.
 
 use std::{
     io,
-    os::{fd::OwnedFd, unix::process::CommandExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use shared_child::SharedChild;
 use tokio::sync::oneshot;
 
-/// The child process, which may be signaled until it is reaped.
-pub struct Child {
-    /// Its number.
-    pub pid: Pid,
-    reaped: Arc<Mutex<bool>>,
-}
+use crate::{
+    Error, Result,
+    platform::streams::{self, BlockingStream},
+};
+
+/// The child process.
+pub struct Child(Arc<SharedChild>);
 
 impl Child {
-    /// Starts `program` with `arguments` and `stdin`, from a thread that stays until the child has ended.
+    /// Starts `program` with `arguments`, from a thread that stays until the child has ended, and the stream to it.
     ///
     /// # Errors
     /// Those of the system.
-    pub async fn start(program: PathBuf, arguments: &[&'static str], stdin: OwnedFd) -> io::Result<Self> {
+    pub async fn start(
+        program: PathBuf,
+        arguments: &[&'static str],
+    ) -> io::Result<(Self, BlockingStream)> {
         let (sender, receiver) = oneshot::channel();
         let arguments = arguments.to_vec();
         thread::Builder::new().name("worker-wait".into()).spawn(move || {
-            let mut command = Command::new(program);
-            command.args(arguments).stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
-            // Ctrl-C at a terminal is for the daemon, which lets running sessions end first.
-            command.process_group(0);
+            let mut command = command(&program, &arguments);
             for name in KEPT {
                 if let Some(value) = std::env::var_os(name) {
                     command.env(name, value);
                 }
             }
-            let spawned = command.spawn();
-            // Its copy of the child's end of the pair would hide the child's death.
-            drop(command);
-            let mut child = match spawned {
-                Ok(child) => child,
+            let started = streams::spawn(command)
+                .and_then(|(child, stream)| Ok((Arc::new(SharedChild::new(child)?), stream)));
+            let (child, stream) = match started {
+                Ok(started) => started,
                 Err(error) => return drop(sender.send(Err(error))),
             };
-            let pid = Pid::from_child(&child);
-            let reaped = Arc::new(Mutex::new(false));
-            let unclaimed = sender.send(Ok(Self { pid, reaped: reaped.clone() })).is_err();
-            if unclaimed {
+            if sender.send(Ok((Self(child.clone()), stream))).is_err() {
                 let _ = child.kill();
             }
-            // Waiting without reaping keeps the process number taken until no code can signal it any more.
-            while let Err(error) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
-                if error != rustix::io::Errno::INTR {
-                    break;
-                }
-            }
-            *lock(&reaped) = true;
             let _ = child.wait();
         })?;
         receiver.await.unwrap_or_else(|_| Err(io::Error::other("the thread that starts workers ended")))
     }
 
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Ends it now, whatever it does.
     pub fn kill(&self) {
-        let reaped = lock(&self.reaped);
-        if !*reaped {
-            let _ = kill_process(self.pid, Signal::KILL);
-        }
+        let _ = self.0.kill();
     }
+}
+
+/// In the child: the stream to what started it.
+///
+/// # Errors
+/// [`Error::Usage`] when a person did.
+pub fn to_parent() -> Result<BlockingStream> {
+    streams::to_parent()?.ok_or_else(|| {
+        Error::usage("`shoal worker` is started by other commands: standard input must be their socket")
+    })
+}
+
+/// What starts `program` as a child that says nothing but over its stream, and knows nothing of the environment.
+pub fn command(program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
+    command
 }
 
 /// Variables of the environment that a child has too: what it prints, and where drivers of GPUs are.

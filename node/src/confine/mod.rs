@@ -12,8 +12,8 @@
 //! | memory for others to read | no core dumps, no debugger, no `/proc/PID/mem` |
 //! | memory and files without end | resource limits |
 //!
-//! What such a process works with is open already: the process that starts it opens the files and sends their descriptors
-//! ([`descriptors`]), or, for a command that confines itself, the command opened them. Limits are set once, as high as the
+//! What such a process works with is open already: the process that starts it opens the files and hands them over
+//! ([`crate::platform::handed_files`]), or, for a command that confines itself, the command opened them. Limits are set once, as high as the
 //! work may need, since the filter forbids setting them.
 //!
 //! Limits: outside Linux only resource limits hold, and none of memory, which `shoal doctor` says ([`WITHOUT_FILTER`]). What the
@@ -22,9 +22,13 @@
 //! then ([`enter_worker`]), which `shoal doctor` says.
 
 pub mod child;
-pub mod descriptors;
 #[cfg(target_os = "linux")]
 mod filter;
+#[cfg(unix)]
+mod limits;
+#[cfg(not(unix))]
+#[path = "limits_absent.rs"]
+mod limits;
 #[cfg(all(debug_assertions, target_os = "linux"))]
 pub mod probe;
 #[cfg(target_os = "linux")]
@@ -40,9 +44,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 use shard::executor::DeviceName;
 
+pub use limits::{give_way, open_files};
 pub use system::WITHOUT_FILTER;
 
 /// Open files of a confined child: standard streams, the socket twice, the model's parts, what a runtime waits with.
@@ -51,8 +55,6 @@ const MAX_FILES: u64 = 64 + shard::gguf::split::MAX_PARTS as u64;
 const DRIVER_FILES: u64 = 1024 + MAX_FILES;
 /// Address space beyond what was counted: stacks, the allocator's arenas (64 MiB each), scratch memory of passes.
 pub const SLACK_BYTES: u64 = 6 << 30;
-/// How much a worker gives way to other programs, of 19.
-const NICENESS: i32 = 10;
 
 /// What a process is confined for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +84,8 @@ pub fn begin_child() {
 /// As [`begin_child`], for one that works with at most `files` open files.
 pub fn begin_child_with(files: u64) {
     system::die_with_parent();
-    lower(Resource::Core, 0);
-    lower(Resource::Nofile, files);
+    limits::lower_core();
+    limits::lower_files(files);
 }
 
 /// Whether traces leave this process, which needs its network.
@@ -105,7 +107,7 @@ pub fn enter_worker(purpose: Purpose, device: &str, memory: u64) -> Confinement 
     if !computes_on_processors(device) {
         return Confinement::default();
     }
-    lower(Resource::Nofile, MAX_FILES);
+    limits::lower_files(MAX_FILES);
     limit_memory(memory);
     enter(purpose)
 }
@@ -123,7 +125,7 @@ pub fn command(device: &str) {
 
 /// Gives up what can be given up, for good. Call it with one thread; what cannot be given up is told on standard error.
 pub fn enter(purpose: Purpose) -> Confinement {
-    lower(Resource::Core, 0);
+    limits::lower_core();
     system::confine(purpose)
 }
 
@@ -143,27 +145,11 @@ pub fn for_model(file_bytes: u64, kv_bytes: u64) -> u64 {
 /// Lets `bytes` more of address space than is used now be taken; nothing may raise that again.
 pub fn limit_memory(bytes: u64) {
     if let Some(used) = system::address_space() {
-        lower(Resource::As, used.saturating_add(bytes));
+        limits::lower_memory(used.saturating_add(bytes));
     }
 }
 
 /// Lets this process use `seconds` of processor time and no more.
 pub fn limit_time(seconds: u64) {
-    lower(Resource::Cpu, seconds);
-}
-
-/// Lets other programs go first.
-pub fn give_way() {
-    if let Err(error) = nice(NICENESS) {
-        eprintln!("warning: worker: {error} when giving way to others");
-    }
-}
-
-/// Sets both limits, never above the hard one.
-fn lower(resource: Resource, to: u64) {
-    let most = getrlimit(resource).maximum;
-    let limit = Some(most.map_or(to, |most| most.min(to)));
-    if let Err(error) = setrlimit(resource, Rlimit { current: limit, maximum: limit }) {
-        eprintln!("warning: worker: {error} when limiting {resource:?}");
-    }
+    limits::lower_time(seconds);
 }

@@ -6,7 +6,6 @@
 
 use std::{io, thread, time::Duration};
 
-use rustix::process::{Signal, getpid, kill_process};
 use shard::executor;
 
 /// How often it looks.
@@ -32,7 +31,18 @@ pub fn start(device: &str, say: impl FnOnce(String) + Send + 'static) -> io::Res
         say(format!("its driver did not come back from a call within {} s", waited.as_secs()));
         thread::sleep(LAST_WORDS);
         // Not by `exit`: what a driver does at the end of a process may wait for the thread that hangs in it.
-        let _ = kill_process(getpid(), Signal::KILL);
+        die();
     })?;
     Ok(())
+}
+
+#[cfg(unix)]
+fn die() {
+    use rustix::process::{Signal, getpid, kill_process};
+    let _ = kill_process(getpid(), Signal::KILL);
+}
+
+#[cfg(not(unix))]
+fn die() {
+    std::process::abort();
 }

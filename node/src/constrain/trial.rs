@@ -17,7 +17,6 @@
 use std::{
     collections::VecDeque,
     io::{self, Read, Write},
-    os::{fd::AsFd, unix::net::UnixStream as StdStream},
     path::Path,
     sync::Mutex,
     time::Duration,
@@ -28,7 +27,6 @@ use p2p::Governor;
 use scheduler::governor::{Holder, Resource};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
     sync::Semaphore,
 };
 
@@ -37,8 +35,9 @@ use crate::{
     Error, Result,
     confine::{
         self, Purpose,
-        child::{Child, lock},
+        child::{Child, lock, to_parent},
     },
+    platform::streams::Stream,
 };
 
 /// Processes that try forms at once: as many as keep a small machine's cores from being taken by clients' forms.
@@ -119,10 +118,9 @@ pub async fn attempt(
 
 /// What the child says of a form; nothing when it dies or takes too long.
 async fn ask(program: &Path, text: &[u8]) -> io::Result<Vec<u8>> {
-    let (ours, theirs) = StdStream::pair()?;
+    let (child, ours) = Child::start(program.to_owned(), &["worker", "--form"]).await?;
     ours.set_nonblocking(true)?;
-    let mut stream = UnixStream::from_std(ours)?;
-    let child = Child::start(program.to_owned(), &["worker", "--form"], theirs.into()).await?;
+    let mut stream = Stream::from_std(ours)?;
     let talk = async {
         // A child that is gone reads nothing; that it said nothing tells.
         let _ = stream.write_all(text).await;
@@ -141,12 +139,7 @@ async fn ask(program: &Path, text: &[u8]) -> io::Result<Vec<u8>> {
 /// # Errors
 /// When standard input is no socket, or what comes over it is no form.
 pub fn run() -> Result<()> {
-    let mut stream = StdStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    if stream.peer_addr().is_err() {
-        return Err(Error::usage(
-            "`shoal worker` is started by the daemon: standard input must be its socket",
-        ));
-    }
+    let mut stream = to_parent()?;
     confine::begin_child();
     confine::limit_time(CPU_SECONDS);
     confine::limit_memory(MEMORY_BYTES);

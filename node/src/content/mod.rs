@@ -18,8 +18,7 @@ pub mod pull;
 
 use std::{
     collections::HashMap,
-    fs, io,
-    os::unix::fs::MetadataExt,
+    fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
@@ -30,6 +29,7 @@ use shard::executor::Ends;
 
 pub use crate::library::kept::{folder, hex, is_ours, models_folder, parse_id, present};
 use crate::{
+    platform::files,
     Error, Result,
     header::Header,
     library::{Entry, Library},
@@ -180,7 +180,8 @@ pub fn export(
     temporary.as_file().sync_all()?;
     let beside = obao_beside(output);
     sparse::replace(&beside, &[&encoded])?;
-    readable(temporary.path())?;
+    // Temporary files are private; an exported model is there to be served.
+    files::let_all_read(temporary.path())?;
     temporary.persist(output).map_err(|e| shard::Error::io(output, e.error))?;
     Ok(beside)
 }
@@ -192,12 +193,6 @@ pub fn obao_beside(file: &Path) -> PathBuf {
     name.into()
 }
 
-/// Temporary files are private; an exported model is there to be served.
-fn readable(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
-}
-
 /// Bytes of disk that everything below `folder` takes; 0 if it is not there.
 pub fn disk_used(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
@@ -205,8 +200,7 @@ pub fn disk_used(folder: &Path) -> u64 {
         .flatten()
         .map(|entry| match entry.metadata() {
             Ok(meta) if meta.is_dir() => disk_used(&entry.path()),
-            // 512 is the unit of st_blocks, whatever the file system's blocks are.
-            Ok(meta) => meta.blocks() * 512,
+            Ok(meta) => files::disk_bytes(&meta),
             Err(_) => 0,
         })
         .sum()

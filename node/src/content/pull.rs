@@ -24,6 +24,7 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 
 use super::{disk_used, folder, hex, is_ours, layer_groups, models_folder};
 use crate::{
+    platform::files,
     Error, Result,
     header::Header,
     library::{Entry, Library},
@@ -89,8 +90,8 @@ impl Ask {
         fs::create_dir_all(&models).map_err(|e| shard::Error::io(&models, e))?;
         let mine = disk_used(folder);
         let others = disk_used(&models).saturating_sub(mine);
-        let disk = rustix::fs::statvfs(&models).map_err(|e| shard::Error::io(&models, e.into()))?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(RESERVE_BYTES);
+        let free = files::free_bytes(&models).map_err(|e| shard::Error::io(&models, e))?;
+        let free = free.saturating_sub(RESERVE_BYTES);
         let by_cap = self.disk_bytes.map_or(u64::MAX, |cap| cap.saturating_sub(others));
         Ok(by_cap.min(mine.saturating_add(free)))
     }

@@ -19,7 +19,6 @@ pub mod archive;
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Component, Path, PathBuf},
 };
 
@@ -27,7 +26,7 @@ use p2p::Identity;
 use serde::{Deserialize, Serialize};
 
 use self::archive::{Backup, Item, MAX_BYTES, MAX_FILES};
-use crate::{Error, Result, clock, sealed};
+use crate::{Error, Result, clock, sealed, platform::files::OwnerOnly};
 
 /// The node's key.
 pub const KEY: &str = sealed::IDENTITY;
@@ -194,14 +193,14 @@ pub fn place(home: &Path, backup: &Backup, force: bool) -> Result<Placed> {
         make_folder(to.parent().unwrap_or(home))?;
         fs::rename(fresh.path().join(&item.path), &to).map_err(|error| shard::Error::io(&to, error))?;
     }
-    File::open(home)?.sync_all()?;
+    p2p::blob::sparse::sync_folder(home)?;
     Ok(Placed { files: backup.items.len(), replaced })
 }
 
 fn make_folder(path: &Path) -> Result<()> {
     DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        .owner_only()
         .create(path)
         .map_err(|error| shard::Error::io(path, error).into())
 }
@@ -209,7 +208,7 @@ fn make_folder(path: &Path) -> Result<()> {
 /// Makes a file that is its owner's alone.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     make_folder(path.parent().unwrap_or(Path::new(".")))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file = OpenOptions::new().write(true).create_new(true).owner_only().open(path);
     let written = file.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
     written.map_err(|error| shard::Error::io(path, error).into())
 }

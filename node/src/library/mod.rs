@@ -152,6 +152,11 @@ impl Located {
         }
     }
 
+    /// Where [`Self::files`] are.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        split::parts(&self.path).unwrap_or_else(|| vec![self.path.clone()])
+    }
+
     /// The files that hold the model, in order, with their lengths.
     pub fn files(&self) -> impl Iterator<Item = (&fs::File, u64)> {
         std::iter::once((&self.file, self.bytes)).chain(self.rest.iter().map(|(file, len)| (file, *len)))

@@ -21,7 +21,6 @@ use std::{
     fmt,
     fs::File,
     io::{self, Seek, SeekFrom},
-    os::unix::fs::{FileExt, MetadataExt},
     sync::Mutex,
     time::Duration,
 };
@@ -30,6 +29,7 @@ use bincode::{Decode, Encode, config};
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, aead::Aead};
 
 use crate::{
+    platform::files::{FileAt, disk_bytes},
     Error, Result,
     byte_planes::{pack, unpack},
     confine::child::lock,
@@ -172,14 +172,11 @@ impl DiskUse {
     }
 }
 
-/// Bytes of a block of the file system, as systems count them.
-const DISK_BLOCK: u64 = 512;
-
 /// What `file` takes of the disk.
 pub(super) fn disk_use(file: &File) -> DiskUse {
     file.metadata().map_or_else(
         |_| DiskUse::default(),
-        |about| DiskUse { bytes: about.blocks() * DISK_BLOCK, most_bytes: about.len() },
+        |about| DiskUse { bytes: disk_bytes(&about), most_bytes: about.len() },
     )
 }
 

@@ -13,8 +13,7 @@ pub mod file;
 use std::{
     collections::VecDeque,
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -29,7 +28,7 @@ use shard::state::SessionState;
 
 pub use self::file::DiskUse;
 use self::file::{BLOCK, KEPT_FOR, Label, MAX_RECORD, Name, StateFile, disk_use};
-use crate::{Error, Result, clock::unix_s, sealed};
+use crate::{Error, Result, clock::unix_s, platform::files::OwnerOnly, sealed};
 
 /// What the key of these files is for.
 const PURPOSE: &str = "shoal states 1";
@@ -47,6 +46,7 @@ pub const LEAST_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct Place {
     file: File,
+    path: PathBuf,
     secret: [u8; 32],
     loan: Arc<Loan>,
 }
@@ -59,6 +59,8 @@ pub struct Loan;
 pub struct Ticket {
     /// The open file.
     pub file: File,
+    /// Where it is.
+    pub path: PathBuf,
     /// What it is encrypted with.
     pub secret: [u8; 32],
 }
@@ -70,14 +72,20 @@ impl Place {
     /// # Errors
     /// When it cannot be written, or another process holds it.
     pub fn open(home: &Path, model: &[u8], bytes: u64) -> Result<Self> {
+        if cfg!(windows) {
+            return Err(Error::usage(
+                "--keep-state needs files that one process locks and another one writes to, which Windows does not have: leave \
+                 it away",
+            ));
+        }
         let folder = home.join("state");
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        DirBuilder::new().recursive(true).owner_only().create(&folder)?;
         tidy(&folder)?;
         let secret = sealed::secret(home, PURPOSE)?;
         let name = blake3::keyed_hash(&secret, model);
         let path = folder.join(HEXLOWER.encode(&name.as_bytes()[..16]));
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).owner_only().open(&path)?;
         claim(&file).map_err(|_| {
             Error::usage(
                 "another process keeps the states of this model; stop it, or leave --keep-state away",
@@ -85,7 +93,7 @@ impl Place {
         })?;
         file.set_len(bytes / BLOCK as u64 * BLOCK as u64)?;
         let secret = *blake3::keyed_hash(&secret, name.as_bytes()).as_bytes();
-        Ok(Self { file, secret, loan: Arc::new(Loan) })
+        Ok(Self { file, path, secret, loan: Arc::new(Loan) })
     }
 
     /// What the file takes of the disk.
@@ -104,7 +112,7 @@ impl Place {
     /// # Errors
     /// When there are too many open files.
     pub fn ticket(&self) -> Result<Ticket> {
-        Ok(Ticket { file: self.file.try_clone()?, secret: self.secret })
+        Ok(Ticket { file: self.file.try_clone()?, path: self.path.clone(), secret: self.secret })
     }
 }
 

@@ -9,7 +9,6 @@ pub mod signature;
 
 use std::{
     fs, io,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -18,7 +17,7 @@ use std::{
 
 use semver::Version;
 
-use crate::{Error, Result};
+use crate::{Error, Result, platform::files};
 
 /// What the name of the program before ends with.
 const BEFORE: &str = ".previous";
@@ -79,10 +78,9 @@ fn beside(program: &Path, end: &str) -> PathBuf {
 /// [`Error::Usage`] when the folder cannot be written.
 pub fn stage(program: &Path) -> Result<tempfile::NamedTempFile> {
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let made = tempfile::Builder::new()
-        .prefix(".shoal-upgrade-")
-        .permissions(fs::Permissions::from_mode(0o755))
-        .tempfile_in(folder);
+    let made = files::of_a_program().and_then(|permissions| {
+        tempfile::Builder::new().prefix(".shoal-upgrade-").permissions(permissions).tempfile_in(folder)
+    });
     made.map_err(|error| {
         Error::usage(format!(
             "{} cannot be written ({error}): run this as the user who installed shoal, such as with sudo",
@@ -200,7 +198,7 @@ fn second_name(file: &Path, name: &Path) -> Result<()> {
 
 /// Has the folder of a file on the disk.
 fn sync(file: &Path) -> io::Result<()> {
-    fs::File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
+    p2p::blob::sparse::sync_folder(file.parent().unwrap_or(Path::new("/")))
 }
 
 #[cfg(test)]

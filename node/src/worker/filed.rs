@@ -163,7 +163,7 @@ mod tests {
 
     fn opened(file: &File) -> Filed {
         let file = file.try_clone().unwrap();
-        Filed::new(StateStore::open(Ticket { file, secret: [7; 32] }).unwrap())
+        Filed::new(StateStore::open(Ticket { file, path: PathBuf::new(), secret: [7; 32] }).unwrap())
     }
 
     /// A state that a session of the same name leaves behind is not the one before: that one is not read for it, whether it is kept on

@@ -9,10 +9,6 @@
 use std::{
     collections::HashSet,
     io,
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        net::UnixStream as StdStream,
-    },
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -30,7 +26,6 @@ use shard::{
 };
 use tokio::{
     io::BufReader,
-    net::UnixStream,
     sync::{mpsc, oneshot},
 };
 
@@ -43,13 +38,11 @@ use super::{
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
 };
 use crate::{
-    confine::{
-        child::{Child, lock},
-        descriptors,
-    },
+    confine::child::{Child, lock},
     constrain::trial::{self, Untried},
     library::Located,
     model,
+    platform::{Handed, files, handed_files, streams::Stream},
     state_store::file::Whose,
 };
 
@@ -105,24 +98,24 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         load(&spec, threads, cores.as_ref(), (file.as_ref(), head.as_ref()), verify).map_err(dead)?;
     let lent = if spec.measure == Measure::Trial { None } else { spec.room.lend(spec.model) };
     load.state_secret = lent.as_ref().map(|(ticket, _)| ticket.secret);
-    let (ours, theirs) = StdStream::pair().map_err(dead)?;
-    // The frame fits the socket's buffer: nothing waits for a child that does not exist yet.
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;
+    // From here on a caller that stops waiting for the model ends the child: its stream ends.
+    let (child, ours) = Child::start(program.clone(), &["worker"]).await.map_err(dead)?;
+    // All of it fits the socket's buffer: nothing waits for a child that is slow.
     frame.write(&mut &ours).map_err(dead)?;
+    let hand = |handed| handed_files::send(&ours, &[handed]).map_err(dead);
     if let Some(file) = &file {
-        descriptors::send(&ours, &[&file.file]).map_err(dead)?;
-        file.panels.iter().try_for_each(|panels| descriptors::send(&ours, &[&**panels])).map_err(dead)?;
+        hand(Handed::read(&file.file, &file.path))?;
+        file.panels.iter().try_for_each(|panels| hand(Handed::write(panels, &file.path)))?;
     }
     if let Some(head) = &head {
-        descriptors::send(&ours, &[&head.file]).map_err(dead)?;
+        hand(Handed::read(&head.file, &head.path))?;
     }
     if let Some((ticket, _)) = &lent {
-        descriptors::send(&ours, &[&ticket.file]).map_err(dead)?;
+        hand(Handed::write(&ticket.file, &ticket.path))?;
     }
     ours.set_nonblocking(true).map_err(dead)?;
-    let (read, write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
-    // From here on a caller that stops waiting for the model ends the child: its stream ends.
-    let child = Child::start(program.clone(), &["worker"], theirs.into()).await.map_err(dead)?;
+    let (read, write) = Stream::from_std(ours).map_err(dead)?.into_split();
     let mut read = BufReader::with_capacity(READ_BUFFER, read);
     let ready = match ipc::receive::<Tell>(&mut read).await {
         Ok(Some((Tell::Ready(ready), _))) => accept(*ready).map_err(dead),
@@ -133,7 +126,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         Err(error) => Err(Fault::Dead(error.to_string())),
     };
     let mut ready = ready.inspect_err(|_| child.kill())?;
-    if let Some(file) = &file {
+    if let Some(file) = file.as_ref().filter(|_| verify || spec.model.is_none()) {
         identity::checked(&file.file, ready.model);
     }
     let on_gpu = spec.is_on_gpu();
@@ -215,9 +208,9 @@ fn load(
 ) -> io::Result<ipc::Load> {
     let processors = cores.map_or(&[][..], Cores::processors);
     let model = spec.model.map(|model| *model.as_bytes());
-    let pipelines = spec.room.home().map(|home| model::pipelines_in(home).into_os_string().into_vec());
+    let pipelines = spec.room.home().map(|home| files::path_to_bytes(&model::pipelines_in(home)));
     Ok(ipc::Load {
-        file: file.map(|file| (file.path.as_os_str().as_bytes().to_vec(), file.bytes, file.panels.is_some())),
+        file: file.map(|file| (files::path_to_bytes(&file.path), file.bytes, file.panels.is_some())),
         model,
         verify,
         exact: spec.class.map(|class| class == Class::D1),
@@ -236,7 +229,7 @@ fn load(
         device: (spec.device.to_string(), pipelines),
         kv_bytes: spec.kv_bytes,
         measure: spec.measure,
-        draft_head: head.map(|head| (head.path.as_os_str().as_bytes().to_vec(), head.bytes)),
+        draft_head: head.map(|head| (files::path_to_bytes(&head.path), head.bytes)),
         state_secret: None,
     })
 }
@@ -539,7 +532,7 @@ impl Worker {
 
     /// The child's process number; 0 for a worker that never was.
     pub fn pid(&self) -> u32 {
-        self.shared.child.as_ref().map_or(0, |child| child.pid.as_raw_nonzero().get() as u32)
+        self.shared.child.as_ref().map_or(0, |child| child.pid())
     }
 
     /// Jobs under way.

@@ -13,7 +13,6 @@
 use std::{
     collections::VecDeque,
     fs::File,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Mutex,
 };
@@ -21,36 +20,20 @@ use std::{
 use p2p::blob::{Error, sparse};
 use scheduler::ModelId;
 
-use crate::confine::child::lock;
+use crate::{
+    confine::child::lock,
+    platform::{Stamp, files},
+};
 
 /// Files remembered, the oldest forgotten first: a node runs a few models.
 const MAX_FILES: usize = 64;
-/// Bytes of a block in which systems count.
-const BLOCK_BYTES: u64 = 512;
 
-/// What the system says of a file that changes with its content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
-    place: (u64, u64),
-    bytes: u64,
-    written: (i64, i64),
-    changed: (i64, i64),
-    /// It takes less room than it is long: it has holes, or its file system packs.
-    sparse: bool,
-}
+static CHECKED: Mutex<VecDeque<(Stamp, ModelId)>> = Mutex::new(VecDeque::new());
 
-static CHECKED: Mutex<VecDeque<(Identity, ModelId)>> = Mutex::new(VecDeque::new());
-
-/// The identity of a file; `None` where it cannot be asked.
-fn of(file: &File) -> Option<Identity> {
-    let about = file.metadata().ok()?;
-    Some(Identity {
-        place: (about.dev(), about.ino()),
-        bytes: about.len(),
-        written: (about.mtime(), about.mtime_nsec()),
-        changed: (about.ctime(), about.ctime_nsec()),
-        sparse: about.blocks() * BLOCK_BYTES < about.len(),
-    })
+/// What the system says of a file that changes with its content, and whether parts of it may not be here; `None` where it cannot
+/// be asked.
+fn of(file: &File) -> Option<(Stamp, bool)> {
+    Some((files::stamp(file).ok()?, files::may_have_holes(&file.metadata().ok()?)))
 }
 
 /// Whether the worker must hash the `file` at `path` to know that it is that of `model`. What is there of one with holes is
@@ -59,11 +42,11 @@ fn of(file: &File) -> Option<Identity> {
 /// # Errors
 /// A sentence, when something of it changed since it was fetched.
 pub(super) async fn must_be_hashed(path: &Path, file: &File, model: ModelId) -> Result<bool, String> {
-    let Some(identity) = of(file) else { return Ok(true) };
+    let Some((identity, sparse)) = of(file) else { return Ok(true) };
     if lock(&CHECKED).contains(&(identity, model)) {
         return Ok(false);
     }
-    if !identity.sparse {
+    if !sparse {
         return Ok(true);
     }
     let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
@@ -85,14 +68,14 @@ pub(super) async fn must_be_hashed(path: &Path, file: &File, model: ModelId) -> 
     Ok(false)
 }
 
-/// A worker found that the file's hash is `model`.
+/// A worker hashed the file: it is `model`.
 pub(super) fn checked(file: &File, model: ModelId) {
-    if let Some(identity) = of(file).filter(|identity| !identity.sparse) {
+    if let Ok(identity) = files::stamp(file) {
         remember(identity, model);
     }
 }
 
-fn remember(identity: Identity, model: ModelId) {
+fn remember(identity: Stamp, model: ModelId) {
     let mut checked = lock(&CHECKED);
     checked.retain(|(other, _)| other.place != identity.place);
     checked.push_back((identity, model));

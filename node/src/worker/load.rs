@@ -1,10 +1,7 @@
 //! The model in the child: what [`Load`] asks for, in memory.
 
 use std::{
-    ffi::OsStr,
     fs::File,
-    os::unix::ffi::OsStrExt,
-    path::Path,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -30,6 +27,7 @@ use super::{
     ready::{ExpertShape, SHARES},
 };
 use crate::{
+    platform::files::path_from_bytes,
     Error, Result,
     constrain::{Constraint, Constraints},
     encode::{self, rank_prompt::RankPrompt, text_pair::TextPair},
@@ -133,7 +131,7 @@ impl Loaded {
         let draft_head = match (head, &load.draft_head, &tokenizer) {
             (Some(file), Some((path, bytes)), Ok(tokenizer)) if ends => {
                 let located =
-                    Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new(), panels: None };
+                    Located { file, bytes: *bytes, path: path_from_bytes(path), rest: Vec::new(), panels: None };
                 let head = model::draft_head(&located, &gguf, tokenizer, &device)?;
                 Some(Arc::new(head) as Arc<dyn StateDrafter>)
             }
@@ -301,9 +299,9 @@ pub(super) fn open_device(load: &Load) -> Result<Device> {
     let threads = load.threads.count.map_or_else(Pool::physical_cores, |threads| threads as usize);
     let processors = load.threads.processors.iter().map(|processor| *processor as usize).collect();
     let wanted: DeviceName = load.device.0.parse()?;
-    let pipelines = load.device.1.as_deref().map(|path| Path::new(OsStr::from_bytes(path)));
+    let pipelines = load.device.1.as_deref().map(path_from_bytes);
     let on = || model::cpu(load.isa.as_deref(), Pool::on(threads, processors));
-    let device = Device::open(wanted, pipelines, on)?;
+    let device = Device::open(wanted, pipelines.as_deref(), on)?;
     if load.measure == Measure::Trial && device.is_software() && !tries_software() {
         return Err(Error::usage(format!(
             "{wanted} is a software device, which is slower than the processor"
@@ -335,7 +333,7 @@ fn open(load: &Load, Files { model: file, panels, .. }: Files) -> Result<(Gguf, 
         return Ok((library::parse(None)?, ModelId::new(id)));
     };
     let file = file.ok_or_else(|| Error::usage("the daemon sent no file with its name"))?;
-    let located = Located { file, bytes: *bytes, path: ipc::path(path), rest: Vec::new(), panels };
+    let located = Located { file, bytes: *bytes, path: path_from_bytes(path), rest: Vec::new(), panels };
     let id = match load.model {
         Some(id) if !load.verify => id,
         known => {
@@ -360,7 +358,7 @@ fn hash(file: &File) -> Result<[u8; 32]> {
 
 /// What the file calls itself, else the file's own name.
 fn name(gguf: &Gguf, load: &Load) -> String {
-    let stem = |bytes: &Vec<u8>| Some(ipc::path(bytes).file_stem()?.to_string_lossy().into_owned());
+    let stem = |bytes: &Vec<u8>| Some(path_from_bytes(bytes).file_stem()?.to_string_lossy().into_owned());
     let named = gguf.metadata().str("general.name").map(str::to_string);
     named
         .or_else(|| load.file.as_ref().and_then(|(path, ..)| stem(path)))

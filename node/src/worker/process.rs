@@ -14,9 +14,7 @@ use scheduler::{
 };
 use std::{
     collections::VecDeque,
-    fs::File,
     io::{self, BufReader},
-    os::{fd::AsFd, unix::net::UnixStream},
     process,
     sync::{
         Arc,
@@ -40,7 +38,8 @@ use super::{
 };
 use crate::{
     Error, Result,
-    confine::{self, Confinement, Purpose, descriptors, watch},
+    confine::{self, Confinement, Purpose, watch},
+    platform::{handed_files, streams::BlockingStream},
     state_store::{StateStore, Ticket},
 };
 
@@ -62,19 +61,13 @@ const READ_BUFFER: usize = 64 << 10;
 /// When standard input is no socket, the first frame is not [`Ask::Load`], or the model cannot be loaded (which the
 /// daemon is told as well).
 pub fn run() -> Result<()> {
-    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    if stream.peer_addr().is_err() {
-        return Err(Error::usage(
-            "`shoal worker` is started by the daemon: standard input must be its socket",
-        ));
-    }
+    let mut writer = confine::child::to_parent()?;
     confine::begin_worker();
-    let mut writer = stream;
     // Without a buffer: it would swallow the byte that brings the file.
     let Some((Ask::Load(load), _)) = ipc::read(&mut writer)? else {
         return Err(Error::usage("the daemon's first frame asks for no model"));
     };
-    let receive = || io::Result::Ok(descriptors::receive(&writer)?.into_iter().next().map(File::from));
+    let receive = || io::Result::Ok(handed_files::receive(&writer)?.into_iter().next());
     let (file, panels) = match load.file {
         Some((.., panels)) => (receive()?, if panels { receive()?.map(Arc::new) } else { None }),
         None => (None, None),
@@ -82,7 +75,7 @@ pub fn run() -> Result<()> {
     let head = if load.draft_head.is_some() { receive()? } else { None };
     let ticket = match load.state_secret {
         None => None,
-        Some(secret) => receive()?.map(|file| Ticket { file, secret }),
+        Some(secret) => receive()?.map(|file| Ticket { file, path: Default::default(), secret }),
     };
     if load.threads.nice {
         confine::give_way();
@@ -219,7 +212,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
 
 /// Reads frames until the daemon goes, which ends the process, as does a malformed frame. What a pass waits for comes by a way of
 /// its own.
-fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<(Receiver<Asked>, Receiver<Given>)> {
+fn spawn_reader(mut from: BufReader<BlockingStream>) -> Result<(Receiver<Asked>, Receiver<Given>)> {
     let (sender, receiver) = sync_channel(QUEUE);
     let (give, given) = sync_channel(QUEUE);
     thread::Builder::new().name("reader".into()).spawn(move || {
@@ -249,7 +242,7 @@ fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<(Receiver<Asked>, Rec
 }
 
 /// Writes frames; if that fails the daemon is gone, and so is the process.
-fn spawn_writer(mut to: UnixStream) -> Result<(Arc<SyncSender<Frame>>, JoinHandle<()>)> {
+fn spawn_writer(mut to: BlockingStream) -> Result<(Arc<SyncSender<Frame>>, JoinHandle<()>)> {
     let (sender, receiver) = sync_channel::<Frame>(QUEUE);
     let writer = thread::Builder::new().name("writer".into()).spawn(move || {
         for frame in receiver {

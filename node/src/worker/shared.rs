@@ -15,7 +15,6 @@ use scheduler::{LayerRange, SessionId, layer_cost::LayerCosts};
 use shard::kernels::Cores;
 use tokio::{
     io::{AsyncWriteExt, BufReader},
-    net::unix::{OwnedReadHalf, OwnedWriteHalf},
     sync::{mpsc, oneshot},
 };
 
@@ -26,6 +25,7 @@ use super::{
 };
 use crate::{
     confine::child::{Child, lock},
+    platform::streams::{ReadHalf, WriteHalf},
     state_store::Loan,
 };
 
@@ -245,7 +245,7 @@ fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
 
 /// Sends what is queued; ends when no handle is left or the child is gone.
 pub(super) async fn write_frames(
-    mut to: OwnedWriteHalf,
+    mut to: WriteHalf,
     mut queue: mpsc::Receiver<Frame>,
     shared: Arc<Shared>,
 ) {
@@ -277,7 +277,7 @@ async fn want(id: u64, work: Vec<u8>, asks: &ExpertAsks, frames: mpsc::WeakSende
 
 /// Reads until the child is gone or talks nonsense, which ends it.
 pub(super) async fn read_frames(
-    mut from: BufReader<OwnedReadHalf>,
+    mut from: BufReader<ReadHalf>,
     outputs: mpsc::Sender<Output>,
     (shared, experts): (Arc<Shared>, Option<(ExpertAsks, mpsc::WeakSender<Frame>)>),
 ) {

@@ -67,9 +67,28 @@ pub fn replace(path: &Path, data: &[&[u8]]) -> Result<(), Error> {
         data.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
         fs::rename(&fresh, path)?;
-        File::open(folder)?.sync_all()
+        sync_folder(folder)
     };
     write().map_err(|e| Error::io(path, e))
+}
+
+/// Has the disk know which files a folder has. Windows has no such call, and its file systems keep a journal of names.
+///
+/// # Errors
+/// Those of the system.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    if cfg!(windows) {
+        return Ok(());
+    }
+    File::open(folder)?.sync_all()
+}
+
+/// Whether the model's file at `path` has all groups: it was not fetched in groups, or all are on the record.
+pub fn is_whole(path: &Path, id: ModelId) -> bool {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let bytes = fs::metadata(path).map_or(0, |about| about.len());
+    !outboard_path(folder).is_file()
+        || recorded(folder, id, bytes).is_ok_and(|have| have.len() == super::group_count(bytes))
 }
 
 /// The groups of the model in `folder` that are on disk for certain; none if there is no sound record.

@@ -19,6 +19,7 @@
 use std::sync::Arc;
 
 use super::{DraftToken, StateDraft, StateDrafter, chance};
+use crate::kernels::math::Fma;
 use crate::{
     Error, Result,
     gguf::{Gguf, Tensor, Writer},
@@ -52,7 +53,7 @@ impl Columns {
     /// Makes an even row one of the model's again.
     pub fn uneven(&self, row: &mut [f32]) {
         let columns = self.mean.iter().zip(&self.size);
-        row.iter_mut().zip(columns).for_each(|(x, (mean, size))| *x = x.mul_add(*size, *mean));
+        row.iter_mut().zip(columns).for_each(|(x, (mean, size))| *x = x.fma(*size, *mean));
     }
 }
 

@@ -95,7 +95,7 @@ impl Kernel for Rows<'_> {
 mod tests {
     use super::*;
     use crate::{
-        kernels::{Isa, threads::Pool},
+        kernels::{Isa, math::Fma, threads::Pool},
         synthetic::Random,
     };
 
@@ -107,7 +107,7 @@ mod tests {
             let (row, channel) = (at / width, at % width);
             let taps = job.taps.chunks_exact(width).enumerate();
             let sum = taps.fold(0.0f32, |sum, (tap, weights)| {
-                all[(row + tap) * width + channel].mul_add(weights[channel], sum)
+                all[(row + tap) * width + channel].fma(weights[channel], sum)
             });
             sum * job.gates[row * job.stride + job.gate_at + channel]
         };

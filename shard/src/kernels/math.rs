@@ -14,6 +14,53 @@
 
 use super::simd::Simd;
 
+/// Fused multiply-add, rounded once. `mul_add` of the standard library is that of the platform's mathematics library where the
+/// compiler does not know of an instruction, and MinGW's rounds twice.
+pub trait Fma {
+    /// `self * by + plus`.
+    #[must_use]
+    fn fma(self, by: Self, plus: Self) -> Self;
+}
+
+#[cfg(not(all(windows, target_env = "gnu")))]
+#[allow(clippy::disallowed_methods)]
+mod fused {
+    use super::Fma;
+
+    impl Fma for f32 {
+        #[inline(always)]
+        fn fma(self, by: Self, plus: Self) -> Self {
+            self.mul_add(by, plus)
+        }
+    }
+
+    impl Fma for f64 {
+        #[inline(always)]
+        fn fma(self, by: Self, plus: Self) -> Self {
+            self.mul_add(by, plus)
+        }
+    }
+}
+
+#[cfg(all(windows, target_env = "gnu"))]
+mod fused {
+    use super::Fma;
+
+    impl Fma for f32 {
+        #[inline]
+        fn fma(self, by: Self, plus: Self) -> Self {
+            libm::fmaf(self, by, plus)
+        }
+    }
+
+    impl Fma for f64 {
+        #[inline]
+        fn fma(self, by: Self, plus: Self) -> Self {
+            libm::fma(self, by, plus)
+        }
+    }
+}
+
 /// log2(e).
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln(2) rounded to f32; `n * LN2_HI` inside an fma leaves `x - n ln 2` exact for the arguments used here.
@@ -230,11 +277,11 @@ fn exp2_int(n: i32) -> f32 {
 #[inline(always)]
 fn reduce(x: f32) -> (i32, f32) {
     let n = (x * LOG2_E).round_ties_even();
-    let r = n.mul_add(-LN2_HI, x);
-    let r = n.mul_add(-LN2_LO, r);
+    let r = n.fma(-LN2_HI, x);
+    let r = n.fma(-LN2_LO, r);
     let [q0, q1, q2, q3, q4] = EXP_Q;
-    let q = q4.mul_add(r, q3).mul_add(r, q2).mul_add(r, q1).mul_add(r, q0);
-    (n as i32, (r * r).mul_add(q, r))
+    let q = q4.fma(r, q3).fma(r, q2).fma(r, q1).fma(r, q0);
+    (n as i32, (r * r).fma(q, r))
 }
 
 /// e^x. Relative error below 1.2e-7 for results of at least 2^-126; 0 below e^-87.68, infinity above e^88.37.
@@ -263,7 +310,7 @@ pub fn silu_f32(x: f32) -> f32 {
 /// `x / (1 + e^-2u)`, which is the same function without the cancellation for negative x.
 /// Absolute error below 2.5e-7 * max(1, |x|).
 pub fn gelu_f32(x: f32) -> f32 {
-    let u = x * -GELU_SCALE * (x * x).mul_add(GELU_CUBIC, 1.0);
+    let u = x * -GELU_SCALE * (x * x).fma(GELU_CUBIC, 1.0);
     x / (1.0 + exp_f32(u))
 }
 
@@ -271,7 +318,7 @@ pub fn gelu_f32(x: f32) -> f32 {
 pub fn tanh_f32(x: f32) -> f32 {
     let (n, p) = reduce(smaller(TANH_CLAMP, larger(-TANH_CLAMP, x + x)));
     let scale = exp2_int(n);
-    let e = scale.mul_add(p, scale - 1.0);
+    let e = scale.fma(p, scale - 1.0);
     e / (e + 2.0)
 }
 
@@ -281,8 +328,8 @@ pub fn softplus_f32(x: f32) -> f32 {
     let u = exp_f32(-x.abs());
     let s = u / (u + 2.0);
     let square = s * s;
-    let series = ATANH.iter().rev().skip(1).fold(ATANH[ATANH.len() - 1], |sum, &c| sum.mul_add(square, c));
-    (s + s).mul_add(series, larger(0.0, x))
+    let series = ATANH.iter().rev().skip(1).fold(ATANH[ATANH.len() - 1], |sum, &c| sum.fma(square, c));
+    (s + s).fma(series, larger(0.0, x))
 }
 
 // ---- f64 scalar ------------------------------------------------------------------------------------------------
@@ -313,9 +360,9 @@ pub fn exp(x: f64) -> f64 {
     // Beyond these bounds the result is 0 or infinity whatever the excess.
     let x = x.clamp(-800.0, 800.0);
     let n = (x * std::f64::consts::LOG2_E).round_ties_even();
-    let r = n.mul_add(-std::f64::consts::LN_2, x);
-    let r = n.mul_add(-LN2_LO_64, r);
-    let p = INVERSE_FACTORIALS[..14].iter().rev().fold(0.0_f64, |p, &c| p.mul_add(r, c));
+    let r = n.fma(-std::f64::consts::LN_2, x);
+    let r = n.fma(-LN2_LO_64, r);
+    let p = INVERSE_FACTORIALS[..14].iter().rev().fold(0.0_f64, |p, &c| p.fma(r, c));
     // Two factors, because 2^n alone can be out of range when the result is not.
     let half = (n * 0.5).round_ties_even();
     let scale = |n: f64| f64::from_bits(((n as i64 + 1023) as u64) << 52);
@@ -344,27 +391,27 @@ pub fn ln(x: f64) -> f64 {
     // ln m = 2 atanh(f) = 2 (f + f^3/3 + f^5/5 + ...) with f = (m - 1) / (m + 1), |f| < 0.172.
     let f = (m - 1.0) / (m + 1.0);
     let f2 = f * f;
-    let series = (1..=11).rev().fold(0.0_f64, |s, k| s.mul_add(f2, 1.0 / f64::from(2 * k + 1)));
-    let (e, m) = (exponent as f64, (2.0 * f * f2).mul_add(series, 2.0 * f));
-    e.mul_add(std::f64::consts::LN_2, e.mul_add(LN2_LO_64, m))
+    let series = (1..=11).rev().fold(0.0_f64, |s, k| s.fma(f2, 1.0 / f64::from(2 * k + 1)));
+    let (e, m) = (exponent as f64, (2.0 * f * f2).fma(series, 2.0 * f));
+    e.fma(std::f64::consts::LN_2, e.fma(LN2_LO_64, m))
 }
 
 /// (sin x, cos x) with x in radians. Absolute error below 1e-15 for |x| <= 1e9, which covers a position of 1e9 at
 /// frequency 1; larger arguments lose accuracy gradually.
 pub fn sin_cos(x: f64) -> (f64, f64) {
     let n = (x * std::f64::consts::FRAC_2_PI).round_ties_even();
-    let r = n.mul_add(-std::f64::consts::FRAC_PI_2, x);
-    let r = n.mul_add(-FRAC_PI_2_LO, r);
+    let r = n.fma(-std::f64::consts::FRAC_PI_2, x);
+    let r = n.fma(-FRAC_PI_2_LO, r);
     let r2 = r * r;
     let series = |from: usize| {
         // Every second Taylor coefficient with alternating signs, highest first.
         (0..=8).rev().filter(|k| from + 2 * k < INVERSE_FACTORIALS.len()).fold(0.0_f64, |s, k| {
             let c = INVERSE_FACTORIALS[from + 2 * k];
-            s.mul_add(r2, if k % 2 == 0 { c } else { -c })
+            s.fma(r2, if k % 2 == 0 { c } else { -c })
         })
     };
-    let sin = (r * r2).mul_add(-series(3), r);
-    let cos = r2.mul_add(-series(2), 1.0);
+    let sin = (r * r2).fma(-series(3), r);
+    let cos = r2.fma(-series(2), 1.0);
     match n as i64 & 3 {
         0 => (sin, cos),
         1 => (cos, -sin),

@@ -12,6 +12,7 @@
 //! a scale for each half: `acc = fma(isum as f32, d * UNIT * x.d[b], acc)` with `isum = scale[0] * idot[0] + scale[1] * idot[1]`.
 
 use super::{Format, QuantizedRow, half};
+use crate::kernels::math::Fma;
 
 /// Weights of a block.
 pub(crate) const LEN: usize = 256;
@@ -64,10 +65,10 @@ pub(super) fn dot<C: Codebook>(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
                         values[16 * h..][..16].iter().zip(q).map(|(v, &q)| v * i32::from(q)).sum();
                     i32::from(scales[h]) * idot
                 };
-                ((part(0) + part(1)) as f32).mul_add(d * C::UNIT * x.d[at / 32], acc)
+                ((part(0) + part(1)) as f32).fma(d * C::UNIT * x.d[at / 32], acc)
             } else {
                 let scale = d * f32::from(scales[0]) * C::UNIT;
-                (x.idot(at, &values) as f32).mul_add(scale * x.d[at / 32], acc)
+                (x.idot(at, &values) as f32).fma(scale * x.d[at / 32], acc)
             };
         }
     }

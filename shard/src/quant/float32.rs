@@ -3,6 +3,7 @@
 //! d1: `acc = fma(w[k], x[k], acc)`, k ascending, f32 activations.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
+use crate::kernels::math::Fma;
 
 const BYTES: usize = size_of::<f32>();
 const _: () = assert!(BYTES == 4);
@@ -36,5 +37,5 @@ fn quantize(weights: &[f32], blocks: &mut [u8]) {
 }
 
 fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
-    row.chunks_exact(BYTES).zip(x.x).fold(0.0, |acc, (block, &x)| weight(block).mul_add(x, acc))
+    row.chunks_exact(BYTES).zip(x.x).fold(0.0, |acc, (block, &x)| weight(block).fma(x, acc))
 }

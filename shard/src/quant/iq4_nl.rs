@@ -11,6 +11,7 @@
 
 use super::symmetric::most_explained;
 use super::{Format, QuantizedRow, Quantizer, each_block, half, importances, inverse, to_half};
+use crate::kernels::math::Fma;
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -78,7 +79,7 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
     let mut acc = 0.0f32;
     for (b, block) in row.chunks_exact(BYTES).enumerate() {
         let idot = x.idot(b * LEN, &values(block));
-        acc = (idot as f32).mul_add(half(&block[D..]) * x.d[b], acc);
+        acc = (idot as f32).fma(half(&block[D..]) * x.d[b], acc);
     }
     acc
 }

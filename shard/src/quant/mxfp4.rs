@@ -12,6 +12,7 @@
 //! `VALUES[code[i]] * x.q[i]` and `d = 2^(e - 128)`, where `e = 0` counts as `d = 0`: such weights are below 4e-38.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
+use crate::kernels::math::Fma;
 
 const LEN: usize = 32;
 const QS: usize = 1;
@@ -71,7 +72,7 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
     let mut acc = 0.0f32;
     for (b, block) in row.chunks_exact(BYTES).enumerate() {
         let d = if block[0] == 0 { 0.0 } else { power(block[0]) };
-        acc = (x.idot(b * LEN, &values(block)) as f32).mul_add(d * x.d[b], acc);
+        acc = (x.idot(b * LEN, &values(block)) as f32).fma(d * x.d[b], acc);
     }
     acc
 }

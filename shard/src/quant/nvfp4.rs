@@ -13,6 +13,7 @@
 //! bits and such a sum fifteen, so both products are exact.
 
 use super::{Format, MXFP4_VALUES as VALUES, QuantizedRow, each_block};
+use crate::kernels::math::Fma;
 
 const LEN: usize = 64;
 const QS: usize = 4;
@@ -68,8 +69,8 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
         for i in 0..2 {
             let [first, second] =
                 [2 * i, 2 * i + 1].map(|s| (halved(block[s]), x.idot(at + 16 * s, &values(block, s)) as f32));
-            let sum = second.0.mul_add(second.1, first.0 * first.1);
-            acc = sum.mul_add(x.d[at / 32 + i], acc);
+            let sum = second.0.fma(second.1, first.0 * first.1);
+            acc = sum.fma(x.d[at / 32 + i], acc);
         }
     }
     acc

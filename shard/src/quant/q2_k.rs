@@ -17,6 +17,7 @@ use super::{
     affine::{self, Largest},
     each_block, half,
 };
+use crate::kernels::math::Fma;
 
 const LEN: usize = 256;
 const SCALES: usize = 0;
@@ -87,8 +88,8 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
                 msum += mn * x.sum(s * LEN + j * 16, 16);
             }
             let dx = x.d[s * LEN / 32 + g];
-            acc = (isum as f32).mul_add(d * dx, acc);
-            acc = (msum as f32).mul_add(-(dmin * dx), acc);
+            acc = (isum as f32).fma(d * dx, acc);
+            acc = (msum as f32).fma(-(dmin * dx), acc);
         }
     }
     acc

@@ -12,6 +12,7 @@
 use super::{
     Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, inverse, signed_max, to_half,
 };
+use crate::kernels::math::Fma;
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -61,7 +62,7 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
     let mut acc = 0.0f32;
     for (b, block) in row.chunks_exact(BYTES).enumerate() {
         let idot = x.idot(b * LEN, &codes(block));
-        acc = (idot as f32).mul_add(half(&block[D..]) * x.d[b], acc);
+        acc = (idot as f32).fma(half(&block[D..]) * x.d[b], acc);
     }
     acc
 }

@@ -11,6 +11,7 @@
 //! `acc = fma(idot as f32, d * x.d[b], acc)`, then `acc = fma(xsum as f32, m * x.d[b], acc)`.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, inverse, range, to_half};
+use crate::kernels::math::Fma;
 
 const LEN: usize = 32;
 const D: usize = 0;
@@ -64,8 +65,8 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
     for (b, block) in row.chunks_exact(BYTES).enumerate() {
         let idot = x.idot(b * LEN, &codes(block));
         let xsum = x.sum(b * LEN, LEN);
-        acc = (idot as f32).mul_add(half(&block[D..]) * x.d[b], acc);
-        acc = (xsum as f32).mul_add(half(&block[M..]) * x.d[b], acc);
+        acc = (idot as f32).fma(half(&block[D..]) * x.d[b], acc);
+        acc = (xsum as f32).fma(half(&block[M..]) * x.d[b], acc);
     }
     acc
 }

@@ -19,6 +19,7 @@ use super::{
     affine::{self, Largest},
     each_block, half,
 };
+use crate::kernels::math::Fma;
 
 const LEN: usize = 256;
 const D: usize = 0;
@@ -88,8 +89,8 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
             let at = s * LEN + g * 32;
             let (scale, min) = scale_min(block, g);
             let dx = x.d[at / 32];
-            acc = (x.idot(at, &codes(block, g)) as f32).mul_add(scale * dx, acc);
-            acc = (x.sum(at, 32) as f32).mul_add(-(min * dx), acc);
+            acc = (x.idot(at, &codes(block, g)) as f32).fma(scale * dx, acc);
+            acc = (x.sum(at, 32) as f32).fma(-(min * dx), acc);
         }
     }
     acc

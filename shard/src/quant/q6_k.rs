@@ -14,6 +14,7 @@
 
 use super::symmetric::{self, level};
 use super::{Format, QuantizedRow, Quantizer, each_block, half, inverse};
+use crate::kernels::math::Fma;
 
 const LEN: usize = 256;
 const QL: usize = 0;
@@ -93,7 +94,7 @@ fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
                 .into_iter()
                 .map(|j| scale(block, j) * x.idot(s * LEN + j * 16, &codes(block, j)))
                 .sum();
-            acc = (isum as f32).mul_add(d * x.d[s * LEN / 32 + g], acc);
+            acc = (isum as f32).fma(d * x.d[s * LEN / 32 + g], acc);
         }
     }
     acc

@@ -10,6 +10,7 @@
 //! `(code[i] - 1) * x.q[i]`.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, to_half};
+use crate::kernels::math::Fma;
 
 pub(super) const LEN: usize = 256;
 const D: usize = LEN / 4;
@@ -63,7 +64,7 @@ pub(super) fn dot(
         for i in 0..format.block_len / 32 {
             let values = codes(block, i).map(|code| i32::from(code) - 1);
             let at = s * format.block_len + 32 * i;
-            acc = (x.idot(at, &values) as f32).mul_add(d * x.d[at / 32], acc);
+            acc = (x.idot(at, &values) as f32).fma(d * x.d[at / 32], acc);
         }
     }
     acc

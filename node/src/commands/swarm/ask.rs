@@ -308,7 +308,7 @@ fn content(status: &StatusReport) -> Result<()> {
 
 pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     let home = args.home.path()?;
-    let asked = if std::os::unix::net::UnixStream::connect(control::socket(&home)).is_ok() {
+    let asked = if control::is_running(&home) {
         planned(&args, &home)?
     } else {
         let report = plan_alone::plan(&args)?;

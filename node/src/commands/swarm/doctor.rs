@@ -16,6 +16,7 @@ use shard::{executor, golden, kernels::Isa};
 
 use super::runtime;
 use crate::{
+    platform::files::{self as disk_files, is_owners_only},
     Error, Result,
     cli::operate::DoctorArgs,
     config::{self, Source},
@@ -123,7 +124,7 @@ fn processor() -> Finding {
 }
 
 fn files() -> Finding {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = confine::open_files();
     let found = limit.map_or_else(|| "no limit".to_owned(), |limit| format!("{limit} may be open"));
     let advice = "raise the limit of open files: ulimit -n 4096, or LimitNOFILE= in a systemd unit";
     Finding { what: "files", well: limit.is_none_or(|limit| limit >= LEAST_FILES), found, advice }
@@ -237,30 +238,26 @@ fn memory() -> Finding {
 fn disk(home: &Path) -> Finding {
     let advice = "free some space or choose another data folder with --home";
     let there = home.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    match rustix::fs::statvfs(there) {
-        Ok(stat) => {
-            let bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
-            Finding {
-                what: "disk",
-                well: bytes >= LEAST_DISK,
-                found: format!("{} free", human_bytes(bytes)),
-                advice,
-            }
-        }
+    match disk_files::free_bytes(there) {
+        Ok(bytes) => Finding {
+            what: "disk",
+            well: bytes >= LEAST_DISK,
+            found: format!("{} free", human_bytes(bytes)),
+            advice,
+        },
         Err(e) => Finding { what: "disk", well: false, found: e.to_string(), advice },
     }
 }
 
 fn key(home: &Path) -> Finding {
-    use std::os::unix::fs::PermissionsExt;
     let advice = "only its owner may read the node's key: chmod 600 the file identity.key in the data folder";
     let found = |well, found: &str| Finding { what: "key", well, found: found.to_owned(), advice };
-    if fs::metadata(home).is_ok_and(|folder| folder.permissions().mode() & 0o077 != 0) {
+    if fs::metadata(home).is_ok_and(|folder| !is_owners_only(&folder)) {
         let advice = "others can look into the data folder: `shoal join` closes it, or chmod 700 it";
         return Finding { what: "key", well: false, found: "in an open folder".into(), advice };
     }
     match fs::metadata(home.join("identity.key")) {
-        Ok(file) if file.permissions().mode() & 0o077 == 0 => found(true, "private"),
+        Ok(file) if is_owners_only(&file) => found(true, "private"),
         Ok(_) => found(false, "readable by others"),
         Err(_) => found(true, "none yet; `shoal join` makes one"),
     }

@@ -5,12 +5,10 @@
 
 use std::{
     io::{self, IsTerminal},
-    os::fd::AsRawFd,
     path::Path,
     time::{Duration, Instant},
 };
 
-use mio::{Events, Interest, Poll, Token, unix::SourceFd};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -27,6 +25,7 @@ use crate::{
     events::PromptEvent,
     memory, node_names,
     output::{self, human_bytes, say},
+    platform,
     reports::{PeersReport, StatusReport, SwitchReport, Switched},
 };
 
@@ -39,7 +38,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
     let home = args.home.path()?;
     let runtime = runtime()?;
     output::catch_interrupt()?;
-    end_with_output()?;
+    platform::output::end_with_reader()?;
     let began = Instant::now();
     let mut watched = Watched::default();
     // A node that does not run is an error here; one that stops later is waited for.
@@ -54,32 +53,6 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
         return lines(&mut watched, &mut refresh, every, args.json);
     }
     on_screen(&mut watched, &mut refresh, every, &|watched| pause(&runtime, &home, watched))
-}
-
-/// Ends the process when its output has no reader any more, from a thread of its own: a terminal that is gone may keep the
-/// one that reads keys busy for good.
-fn end_with_output() -> Result<()> {
-    let mut poll = Poll::new()?;
-    let output = io::stdout().as_raw_fd();
-    // A file has no other end: it cannot be waited for, and needs not be.
-    if poll.registry().register(&mut SourceFd(&output), Token(0), Interest::WRITABLE).is_err() {
-        return Ok(());
-    }
-    let wait = move || {
-        let mut events = Events::with_capacity(1);
-        loop {
-            match poll.poll(&mut events, None) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return,
-                Ok(()) => {}
-            }
-            if events.iter().any(|event| event.is_write_closed() || event.is_error()) {
-                std::process::exit(0);
-            }
-        }
-    };
-    std::thread::Builder::new().name("output".into()).spawn(wait)?;
-    Ok(())
 }
 
 async fn look(home: &Path, began: Instant) -> Result<Look> {

@@ -5,7 +5,6 @@ mod probation;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -20,6 +19,7 @@ use scheduler::{
 pub(super) use self::probation::ask as challenge;
 use self::probation::{Challenges, is_proof};
 use crate::{
+    platform::files,
     clock,
     receipts::Receipts,
     reports::{ReceiptsReport, TrustReport},
@@ -170,7 +170,7 @@ impl Trusting {
 fn keep_proof(folder: &Path, proof: &[u8]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     // A proof holds what the prompt can be read from.
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+    files::take_from_others(folder, &fs::metadata(folder)?)?;
     let mut kept: Vec<_> = fs::read_dir(folder)?
         .filter_map(Result::ok)
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))

@@ -5,9 +5,6 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
-    io,
-    os::{fd::AsFd, unix::net::UnixStream as StdStream},
     path::PathBuf,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -21,7 +18,6 @@ use futures::StreamExt;
 use shard::{executor::Device, kernels::threads::Pool};
 use tokio::{
     io::AsyncWriteExt,
-    net::UnixStream,
     sync::{Semaphore, mpsc},
     task::AbortHandle,
     time::{interval, sleep},
@@ -35,9 +31,13 @@ use super::{
 use crate::{
     Error, Result,
     cli::EngineArgs,
-    confine::{self, Purpose, descriptors, watch},
+    confine::{self, Purpose, watch},
     library::Located,
     model::{self, Model},
+    platform::{
+        handed_files,
+        streams::{BlockingStream, Stream},
+    },
     state_store::{StateStore, Ticket},
 };
 
@@ -53,12 +53,7 @@ const LOADING: Duration = Duration::from_millis(10);
 /// # Errors
 /// When standard input is no socket, or the first message is not [`ToEngine::Start`].
 pub fn run() -> Result<()> {
-    let mut stream = StdStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    if stream.peer_addr().is_err() {
-        return Err(Error::usage(
-            "`shoal worker` is started by `shoal serve`: standard input must be its socket",
-        ));
-    }
+    let mut stream = confine::child::to_parent()?;
     confine::begin_worker();
     let ToEngine::Start(spec) = wire::read(&mut stream)? else {
         return Err(Error::usage("the first message asks for no model"));
@@ -70,10 +65,10 @@ pub fn run() -> Result<()> {
     let head_file = receive(&stream, spec.draft_head.as_ref(), false)?;
     let ticket = match spec.state_secret {
         None => None,
-        Some(secret) => descriptors::receive(&stream)?
-            .into_iter()
-            .next()
-            .map(|file| Ticket { file: File::from(file), secret }),
+        Some(secret) => {
+            let file = handed_files::receive(&stream)?.into_iter().next();
+            file.map(|file| Ticket { file, path: PathBuf::new(), secret })
+        }
     };
     stream.set_nonblocking(true)?;
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
@@ -118,25 +113,25 @@ pub fn run() -> Result<()> {
     };
     let store = ticket.map(StateStore::open).transpose()?;
     let alone = Alone::of(load, name, kv_bytes, store)?;
-    runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?, failed).await })
+    runtime.block_on(async { serve(alone, Stream::from_std(stream)?, failed).await })
 }
 
 /// Takes the descriptors of a model, if it has a file.
 fn receive(
-    stream: &StdStream,
+    stream: &BlockingStream,
     file: Option<&(PathBuf, Vec<u64>)>,
     has_panels: bool,
 ) -> Result<Option<Located>> {
     let Some((path, lengths)) = file else { return Ok(None) };
     let mut files = Vec::new();
     while files.len() < lengths.len() {
-        files.extend(descriptors::receive(stream)?.into_iter().map(File::from));
+        files.extend(handed_files::receive(stream)?);
     }
     let mut files = files.into_iter().zip(lengths.iter().copied());
     let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
     let (file, bytes) = first;
-    let panels = if has_panels { descriptors::receive(stream)?.into_iter().next() } else { None };
-    let panels = panels.map(|panels| Arc::new(File::from(panels)));
+    let panels = if has_panels { handed_files::receive(stream)?.into_iter().next() } else { None };
+    let panels = panels.map(Arc::new);
     Ok(Some(Located { file, bytes, path: path.clone(), rest: files.collect(), panels }))
 }
 
@@ -153,7 +148,7 @@ fn fits(model: &Model, drafter: &str, kv_bytes: usize) -> Result<()> {
     )))
 }
 
-async fn serve(alone: Arc<Alone>, stream: UnixStream, failed: Arc<OnceLock<String>>) -> Result<()> {
+async fn serve(alone: Arc<Alone>, stream: Stream, failed: Arc<OnceLock<String>>) -> Result<()> {
     let (mut read, mut write) = stream.into_split();
     let (said, mut saying) = mpsc::channel::<Vec<u8>>(MAX_UNWRITTEN);
     let writer = tokio::spawn(async move {

@@ -8,7 +8,6 @@
 use std::{
     collections::HashMap,
     io,
-    os::unix::{fs::MetadataExt, net::UnixStream as StdStream},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -28,7 +27,6 @@ use shard::{
 };
 use tokio::{
     io::AsyncWriteExt,
-    net::{UnixStream, unix::OwnedReadHalf},
     sync::{mpsc, oneshot, watch},
     time::sleep,
 };
@@ -42,9 +40,12 @@ use crate::{
     confine::{
         self,
         child::{Child, lock},
-        descriptors,
     },
     library, panel_cache,
+    platform::{
+        Handed, Stamp, files, handed_files,
+        streams::{ReadHalf, Stream},
+    },
     state_store::Place,
 };
 
@@ -147,8 +148,8 @@ pub(super) fn identity(located: Option<&library::Located>) -> io::Result<Vec<u8>
     let Some(located) = located else { return Ok(library::embedded_hash().to_vec()) };
     let mut out = located.path.as_os_str().as_encoded_bytes().to_vec();
     for (file, bytes) in located.files() {
-        let about = file.metadata()?;
-        out.extend(format!("|{bytes} {} {} {}", about.ino(), about.mtime(), about.mtime_nsec()).into_bytes());
+        let Stamp { place: (_, number), written: (s, ns), .. } = files::stamp(file)?;
+        out.extend(format!("|{bytes} {number} {s} {ns}").into_bytes());
     }
     Ok(out)
 }
@@ -223,7 +224,6 @@ enum Over {
 
 /// One engine, from its start to its death.
 async fn run(shared: &Shared) -> io::Result<Over> {
-    let (ours, theirs) = StdStream::pair()?;
     let drafter = shared.spec.drafter.as_ref().map(|(name, _)| library::locate(name)).transpose();
     let head = shared.spec.draft_head.as_ref().map(|(path, _)| library::Located::open(path)).transpose();
     let located = library::locate(&shared.spec.model).and_then(|it| Ok((it, drafter?.flatten(), head?)));
@@ -257,22 +257,26 @@ async fn run(shared: &Shared) -> io::Result<Over> {
         shared.place.as_ref().filter(|(_, files)| identity(located.as_ref()).is_ok_and(|now| now == *files));
     let ticket = place.and_then(|(place, _)| place.ticket().ok());
     spec.state_secret = ticket.as_ref().map(|ticket| ticket.secret);
-    // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
+    let (child, ours) = Child::start(shared.program.clone(), &["worker", "--engine"]).await?;
+    // Small enough for the socket's buffer, so nothing waits for a reader that is slow.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(Box::new(spec)))?)?;
     for located in [&located, &drafter, &head].into_iter().flatten() {
-        let files: Vec<_> = located.files().map(|(file, _)| file).collect();
-        files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
-        located.panels.iter().try_for_each(|panels| descriptors::send(&ours, &[&**panels]))?;
+        let paths = located.paths();
+        let files = located.files().zip(&paths).map(|((file, _), path)| Handed::read(file, path));
+        let files: Vec<_> = files.collect();
+        files.chunks(handed_files::MAX_FILES).try_for_each(|files| handed_files::send(&ours, files))?;
+        let panels = located.panels.iter().map(|panels| Handed::write(panels, &located.path));
+        panels.into_iter().try_for_each(|panels| handed_files::send(&ours, &[panels]))?;
     }
-    ticket.iter().try_for_each(|ticket| descriptors::send(&ours, &[&ticket.file]))?;
+    let states = ticket.iter().map(|ticket| Handed::write(&ticket.file, &ticket.path));
+    states.into_iter().try_for_each(|states| handed_files::send(&ours, &[states]))?;
     ours.set_nonblocking(true)?;
-    let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;
-    let (mut read, mut write) = UnixStream::from_std(ours)?.into_split();
+    let (mut read, mut write) = Stream::from_std(ours)?.into_split();
     let (sender, mut messages) = mpsc::unbounded_channel::<Vec<u8>>();
     {
         let mut state = lock(&shared.state);
         state.engine = Some(sender);
-        state.pid = child.pid.as_raw_nonzero().get().unsigned_abs();
+        state.pid = child.pid();
     }
     let writer = tokio::spawn(async move {
         while let Some(frame) = messages.recv().await {
@@ -308,7 +312,7 @@ async fn rest(shared: &Shared) {
     }
 }
 
-async fn listen(shared: &Shared, read: &mut OwnedReadHalf) -> io::Result<()> {
+async fn listen(shared: &Shared, read: &mut ReadHalf) -> io::Result<()> {
     loop {
         let message = match wire::receive::<FromEngine>(read).await {
             Ok(message) => message,

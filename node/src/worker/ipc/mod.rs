@@ -14,12 +14,7 @@
 
 mod message;
 
-use std::{
-    ffi::OsStr,
-    io::{self, Read, Write},
-    os::unix::ffi::OsStrExt,
-    path::PathBuf,
-};
+use std::io::{self, Read, Write};
 
 use bincode::{Decode, Encode, config};
 use scheduler::{
@@ -127,11 +122,6 @@ pub fn prompt_from_bytes(bytes: &[u8]) -> io::Result<Vec<PromptToken>> {
     let (tokens, read) =
         bincode::decode_from_slice(bytes, config).map_err(|error| malformed(&error.to_string()))?;
     if read == bytes.len() { Ok(tokens) } else { Err(malformed("bytes behind the tokens of a prompt")) }
-}
-
-/// A path in the system's own bytes.
-pub fn path(bytes: &[u8]) -> PathBuf {
-    OsStr::from_bytes(bytes).into()
 }
 
 fn malformed(what: &str) -> io::Error {

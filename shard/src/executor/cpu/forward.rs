@@ -18,6 +18,7 @@ use super::{
     per_layer, streams,
     weights::{FeedForwardWeights, Keys, LayerWeights, Mixer, NormWeights, SoftmaxWeights},
 };
+use crate::kernels::math::Fma;
 use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target, attention},
@@ -554,7 +555,7 @@ impl Shard {
 /// One position of a recurrence: `state = x + gate * (state - x)`, one fma per value; `x` becomes the state.
 fn blend(state: &mut [f32], gate: &[f32], x: &mut [f32]) {
     for ((state, gate), x) in state.iter_mut().zip(gate).zip(x) {
-        *state = gate.mul_add(*state - *x, *x);
+        *state = gate.fma(*state - *x, *x);
         *x = *state;
     }
 }

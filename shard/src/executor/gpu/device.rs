@@ -24,6 +24,7 @@ use super::{
     share::Share,
     source::{Arithmetic, Kernel},
 };
+use crate::kernels::math::Fma;
 use crate::{Error, Result, executor::Class, synthetic::Random};
 
 /// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress.
@@ -365,7 +366,7 @@ impl Gpu {
             }))
         };
         let exact = same("f_add(a, c)", |a, _, c| a + c)? && same("f_mul(a, b)", |a, b, _| a * b)?;
-        let fused = same("f_fma(a, b, c)", f32::mul_add)?;
+        let fused = same("f_fma(a, b, c)", f32::fma)?;
         // As whole numbers, and back by themselves: a driver may leave out a conversion there and back, and with it the sign of 0.
         let rounds =
             same("bitcast<f32>(8388608 + i32(round(clamp(a * 100.0, -99999.0, 99999.0))))", |a, _, _| {

@@ -18,6 +18,7 @@ use super::{
     ops::{self, MatrixJob},
     source::Kernel,
 };
+use crate::kernels::math::Fma;
 use crate::{
     executor::{
         self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Pass, Workspace, argmax,
@@ -80,10 +81,10 @@ fn arithmetic_in_integers_rounds_as_ieee_754_says() {
         }
     };
     let bits = "bitcast<f32>(fma_bits(operands[3u * i], operands[3u * i + 1u], operands[3u * i + 2u]))";
-    check(bits, &|[a, b, c]| a.mul_add(b, c));
+    check(bits, &|[a, b, c]| a.fma(b, c));
     check("bitcast<f32>(div_bits(operands[3u * i], operands[3u * i + 1u]))", &|[a, b, _]| a / b);
     check("bitcast<f32>(sqrt_bits(operands[3u * i]))", &|[a, ..]| a.sqrt());
-    check("f_fma(a, b, c)", &|[a, b, c]| a.mul_add(b, c));
+    check("f_fma(a, b, c)", &|[a, b, c]| a.fma(b, c));
     check("f_mul(a, b)", &|[a, b, _]| a * b);
     check("f_add(a, b)", &|[a, b, _]| a + b);
     check("bitcast<f32>(half_bits(operands[3u * i] & 0xffffu))", &|[a, ..]| {

@@ -7,6 +7,7 @@ use half::f16;
 use scheduler::attention::Sparse;
 
 use super::{landmarks::landmark_len, small::tests::Kept, *};
+use crate::kernels::math::Fma;
 use crate::kernels::{
     Isa, math,
     threads::Pool,
@@ -290,7 +291,7 @@ fn twin(case: &Case) -> Vec<f32> {
                 let s = part.iter().map(|&(_, seen)| {
                     let mut lanes = [0.0_f32; LANES];
                     for d in 0..case.dim {
-                        lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, seen, d), lanes[d % LANES]);
+                        lanes[d % LANES] = q[d].fma(row(&k, case.dim, seen, d), lanes[d % LANES]);
                     }
                     let s = match (seen, &kept) {
                         (Seen::Position(j), Some(kept)) => kept.score(q, j, head / case.group),
@@ -307,7 +308,7 @@ fn twin(case: &Case) -> Vec<f32> {
                     let p = math::exp_f32(s - m);
                     lanes[place % LANES] += p;
                     for (d, o) in o.iter_mut().enumerate() {
-                        *o = p.mul_add(row(&v, values, seen, d), *o);
+                        *o = p.fma(row(&v, values, seen, d), *o);
                     }
                 }
                 let l = tree(lanes);

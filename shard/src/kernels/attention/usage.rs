@@ -262,6 +262,7 @@ mod tests {
     use super::{super::store_kv, *};
     use crate::kernels::{
         attention::new_quarter,
+        math::Fma,
         vector::tests::{noise, on_every_cpu, tree},
     };
 
@@ -276,7 +277,7 @@ mod tests {
                 let mut lanes = [0.0_f32; LANES];
                 for d in 0..dim {
                     let key = f16::from_f32(k[(j * kv_heads + kv_head) * dim + d]).to_f32();
-                    lanes[d % LANES] = q[d].mul_add(key, lanes[d % LANES]);
+                    lanes[d % LANES] = q[d].fma(key, lanes[d % LANES]);
                 }
                 let s = tree(lanes) * job.scale;
                 job.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)

@@ -1,4 +1,5 @@
 use super::*;
+use crate::kernels::math::Fma;
 use crate::kernels::vector::tests::{assert_same, noise, on_every_cpu, tree};
 
 const PLAIN: DeltaShape = DeltaShape {
@@ -113,7 +114,7 @@ impl Case {
                 .map(|c| {
                     let x = |tap: usize| seen[(row + tap) * channels + c];
                     let w = |tap: usize| self.taps[tap * channels + c];
-                    let sum = (1..shape.kernel).fold(x(0) * w(0), |sum, tap| x(tap).mul_add(w(tap), sum));
+                    let sum = (1..shape.kernel).fold(x(0) * w(0), |sum, tap| x(tap).fma(w(tap), sum));
                     math::silu_f32(sum)
                 })
                 .collect();
@@ -134,14 +135,14 @@ impl Case {
                     let place = |i: usize| (head * shape.key_dim + i) * shape.value_dim + column;
                     let value = v[head * shape.value_dim + column];
                     let fades = |i: usize| if shape.by_channel { decay(i) } else { 1.0 };
-                    let answers = |m: f32, i: usize| (states[place(i)] * fades(i)).mul_add(k[i], m);
+                    let answers = |m: f32, i: usize| (states[place(i)] * fades(i)).fma(k[i], m);
                     let m = (0..shape.key_dim).fold(0.0f32, answers);
                     let d = if shape.by_channel { value - m } else { value - m * decay(0) } * strength;
                     let mut o = 0.0f32;
                     for i in 0..shape.key_dim {
-                        let next = d.mul_add(k[i], states[place(i)] * decay(i));
+                        let next = d.fma(k[i], states[place(i)] * decay(i));
                         states[place(i)] = next;
-                        o = next.mul_add(q[i], o);
+                        o = next.fma(q[i], o);
                     }
                     result.push(o);
                 }
@@ -162,7 +163,7 @@ impl Case {
 fn squares(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for (i, x) in x.iter().enumerate() {
-        lanes[i % LANES] = x.mul_add(*x, lanes[i % LANES]);
+        lanes[i % LANES] = x.fma(*x, lanes[i % LANES]);
     }
     tree(lanes)
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::kernels::math::Fma;
 use crate::kernels::vector::tests::{assert_same, noise, on_every_cpu, tree};
 
 const SHAPES: [Mamba2Shape; 4] = [
@@ -101,7 +102,7 @@ impl Case {
                 .map(|c| {
                     let start = self.bias.as_ref().map_or(0.0, |bias| bias[c]);
                     let sum = (0..shape.kernel).fold(start, |sum: f32, tap| {
-                        seen[(row + tap) * channels + c].mul_add(self.taps[tap * channels + c], sum)
+                        seen[(row + tap) * channels + c].fma(self.taps[tap * channels + c], sum)
                     });
                     math::silu_f32(sum)
                 })
@@ -117,10 +118,10 @@ impl Case {
                     let (x, mut y) = (x[head * shape.head_dim + column], 0.0f32);
                     for i in 0..shape.state {
                         let place = &mut states[(head * shape.state + i) * shape.head_dim + column];
-                        *place = (x * step).mul_add(b[group + i], *place * decay);
-                        y = place.mul_add(c[group + i], y);
+                        *place = (x * step).fma(b[group + i], *place * decay);
+                        y = place.fma(c[group + i], y);
                     }
-                    results.push(x.mul_add(self.skip[head], y));
+                    results.push(x.fma(self.skip[head], y));
                 }
             }
             let gates = &self.z[row * width..(row + 1) * width];
@@ -142,7 +143,7 @@ impl Case {
 fn squares(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for (i, x) in x.iter().enumerate() {
-        lanes[i % LANES] = x.mul_add(*x, lanes[i % LANES]);
+        lanes[i % LANES] = x.fma(*x, lanes[i % LANES]);
     }
     tree(lanes)
 }

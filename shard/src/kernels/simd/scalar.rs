@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::{LANES, Simd};
+use crate::kernels::math::Fma;
 
 /// Plain Rust on arrays. Slow; every other implementation is tested equal to it.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +62,7 @@ impl Simd for Scalar {
         zip(a, b, |a, b| a / b)
     }
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+        std::array::from_fn(|i| a[i].fma(b[i], c[i]))
     }
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| if a > b { a } else { b })

@@ -18,6 +18,7 @@ use super::{
     Cpu, Isa, Kernel, math,
     simd::{LANES, Simd},
 };
+use crate::kernels::math::Fma;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -363,16 +364,16 @@ impl Kernel for Rope<'_> {
                     Pairing::Adjacent => {
                         for (pair, angle) in head.chunks_exact_mut(2).zip(angles.chunks_exact(2)) {
                             let (a, b, cos, sin) = (pair[0], pair[1], angle[0], angle[1]);
-                            pair[0] = a.mul_add(cos, -(b * sin));
-                            pair[1] = a.mul_add(sin, b * cos);
+                            pair[0] = a.fma(cos, -(b * sin));
+                            pair[1] = a.fma(sin, b * cos);
                         }
                     }
                     Pairing::Halves => {
                         let (low, high) = head.split_at_mut(self.rot_dims / 2);
                         for ((low, high), angle) in low.iter_mut().zip(high).zip(angles.chunks_exact(2)) {
                             let (a, b, cos, sin) = (*low, *high, angle[0], angle[1]);
-                            *low = a.mul_add(cos, -(b * sin));
-                            *high = a.mul_add(sin, b * cos);
+                            *low = a.fma(cos, -(b * sin));
+                            *high = a.fma(sin, b * cos);
                         }
                     }
                 }

@@ -1,6 +1,7 @@
 //! Every operation on every instruction set, thread count and odd size against a plain twin, bit for bit.
 
 use super::*;
+use crate::kernels::math::Fma;
 use crate::kernels::threads::Pool;
 
 /// Reproducible values in about -scale..scale.
@@ -71,13 +72,13 @@ fn twin_norm(
         let mean = if center { tree(lanes) / cols as f32 } else { 0.0 };
         let mut lanes = [0.0_f32; LANES];
         for (i, x) in row.iter().enumerate() {
-            lanes[i % LANES] = (x - mean).mul_add(x - mean, lanes[i % LANES]);
+            lanes[i % LANES] = (x - mean).fma(x - mean, lanes[i % LANES]);
         }
         let inverse = 1.0 / (tree(lanes) / cols as f32 + eps).sqrt();
         for (i, x) in row.iter().enumerate() {
             let y = if center { (x - mean) * inverse } else { x * inverse };
             out.push(match (weight, bias) {
-                (Some(w), Some(b)) => y.mul_add(w[i], b[i]),
+                (Some(w), Some(b)) => y.fma(w[i], b[i]),
                 (Some(w), None) => y * w[i],
                 (None, Some(b)) => y + b[i],
                 (None, None) => y,
@@ -124,7 +125,7 @@ fn cutoffs_equal_their_twin() {
                     tree(lanes) / cols as f32
                 };
                 let mean = sum(row, &|x, sum| sum + x);
-                let deviation = sum(row, &|x, sum| (x - mean).mul_add(x - mean, sum)).sqrt();
+                let deviation = sum(row, &|x, sum| (x - mean).fma(x - mean, sum)).sqrt();
                 let cutoff = mean + deviation * 0.8;
                 row.iter_mut().for_each(|x| *x = if *x > cutoff { *x - cutoff } else { 0.0 });
             }
@@ -162,7 +163,7 @@ fn element_wise_operations_equal_their_formulas() {
     let operations: [Operation; 9] = [
         ("add", |cpu, x, y| cpu.add(x, y), |x, y| x + y),
         ("scale", |cpu, x, _| cpu.scale(x, 0.37), |x, _| x * 0.37),
-        ("add_scaled", |cpu, x, y| cpu.add_scaled(x, y, -1.7), |x, y| y.mul_add(-1.7, x)),
+        ("add_scaled", |cpu, x, y| cpu.add_scaled(x, y, -1.7), |x, y| y.fma(-1.7, x)),
         ("silu_mul", |cpu, x, y| cpu.silu_mul(x, y), |x, y| math::silu_f32(x) * y),
         ("gelu_mul", |cpu, x, y| cpu.gelu_mul(x, y), |x, y| math::gelu_f32(x) * y),
         ("gelu", |cpu, x, _| cpu.gelu(x), |x, _| math::gelu_f32(x)),
@@ -257,8 +258,8 @@ fn rope_equals_its_twin() {
                             let (a, b) = (x[base + low], x[base + high]);
                             let at = 2 * (row * rot / 2 + i);
                             let (cos, sin) = (table[at], table[at + 1]);
-                            expected[base + low] = a.mul_add(cos, -(b * sin));
-                            expected[base + high] = a.mul_add(sin, b * cos);
+                            expected[base + low] = a.fma(cos, -(b * sin));
+                            expected[base + high] = a.fma(sin, b * cos);
                         }
                     }
                 }

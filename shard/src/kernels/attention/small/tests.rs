@@ -4,6 +4,7 @@ use half::f16;
 use scheduler::session_kind::{CACHE_BLOCK, CacheType};
 
 use super::{super::KvShape, *};
+use crate::kernels::math::Fma;
 use crate::{
     kernels::vector::tests::{noise, on_every_cpu, tree},
     quant::quantize_row,
@@ -41,7 +42,7 @@ fn under(x: &[f32], scale: f32, least: f32, most: f32) -> (Block, f32) {
     for (i, &x) in x.iter().enumerate() {
         let code = if none { 0.0 } else { (x * inverse).clamp(least, most).round_ties_even() };
         let error = if none { x } else { x - code * scale };
-        lanes[i % LANES] = if i < LANES { error * error } else { error.mul_add(error, lanes[i % LANES]) };
+        lanes[i % LANES] = if i < LANES { error * error } else { error.fma(error, lanes[i % LANES]) };
         codes[i] = code as i32;
     }
     ((codes, if none { 0.0 } else { scale }), tree(lanes))
@@ -96,7 +97,7 @@ impl Kept {
             quantize_row(&transformed(x), &mut codes, &mut d, &mut [0; 2]);
             let (key, scale) = &self.keys[self.first(position, head) + block];
             let sum: i32 = codes.iter().zip(key).map(|(&q, k)| i32::from(q) * k).sum();
-            s = (sum as f32).mul_add(d[0] * (1.0 / 32.0) * scale, s);
+            s = (sum as f32).fma(d[0] * (1.0 / 32.0) * scale, s);
         }
         s
     }

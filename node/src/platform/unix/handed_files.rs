@@ -4,18 +4,19 @@
 //! that announces the files, and the receiver reads that message without a buffer that could swallow the byte.
 
 use std::{
+    fs::File,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, BorrowedFd},
 };
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+
+use super::streams::BlockingStream;
+use crate::platform::Handed;
 
 /// Most files of one message: a model, and where its parts are.
 pub const MAX_FILES: usize = 16;
@@ -26,8 +27,8 @@ const MARK: u8 = b'F';
 ///
 /// # Errors
 /// Those of the system; more files than may be sent.
-pub fn send(socket: &UnixStream, files: &[impl AsFd]) -> io::Result<()> {
-    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+pub fn send(socket: &BlockingStream, files: &[Handed<'_>]) -> io::Result<()> {
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(|handed| handed.file.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if files.len() > MAX_FILES || !control.push(SendAncillaryMessage::ScmRights(&files)) {
@@ -41,7 +42,7 @@ pub fn send(socket: &UnixStream, files: &[impl AsFd]) -> io::Result<()> {
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] when something else comes.
-pub fn receive(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+pub fn receive(socket: &BlockingStream) -> io::Result<Vec<File>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut mark = [0];
@@ -61,31 +62,33 @@ pub fn receive(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
             _ => None,
         })
         .flatten()
+        .map(File::from)
         .collect())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
-        fs::File,
         io::{Read, Write},
+        path::Path,
     };
 
     use super::*;
 
     #[test]
     fn files_arrive_open_between_other_bytes() {
-        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut ours, mut theirs) = BlockingStream::pair().unwrap();
         let mut written = tempfile::tempfile().unwrap();
         written.write_all(b"weights").unwrap();
         ours.write_all(b"before").unwrap();
-        send(&ours, &[&written, &written]).unwrap();
+        let handed = Handed::read(&written, Path::new("weights"));
+        send(&ours, &[handed, handed]).unwrap();
         ours.write_all(b"after").unwrap();
         let mut before = [0; 6];
         theirs.read_exact(&mut before).unwrap();
         let files = receive(&theirs).unwrap();
         assert_eq!((files.len(), &before), (2, b"before"));
-        let mut file = File::from(files.into_iter().next().unwrap());
+        let mut file = files.into_iter().next().unwrap();
         let mut text = String::new();
         std::io::Seek::rewind(&mut file).unwrap();
         file.read_to_string(&mut text).unwrap();
@@ -95,8 +98,9 @@ mod tests {
 
     #[test]
     fn too_many_files_are_refused() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let (ours, _theirs) = BlockingStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
-        assert!(send(&ours, &[&file; MAX_FILES + 1]).is_err());
+        let handed = Handed::read(&file, Path::new("weights"));
+        assert!(send(&ours, &[handed; MAX_FILES + 1]).is_err());
     }
 }

@@ -1,0 +1,7 @@
+//! As Unix has it.
+
+pub mod control_socket;
+pub mod files;
+pub mod handed_files;
+pub mod output;
+pub mod streams;
