@@ -32,8 +32,8 @@ use api::conversations::{
 use data_encoding::HEXLOWER;
 
 use crate::{
-    platform::files::{OwnerOnly, stamp, stamp_at},
     clock,
+    platform::files::{OwnerOnly, stamp, stamp_at},
     sealed::{self, SALT, Seal},
 };
 

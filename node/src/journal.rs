@@ -37,9 +37,9 @@ use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    platform::files::OwnerOnly,
     Error, Result,
     events::PromptRequest,
+    platform::files::OwnerOnly,
     sealed::{self, SALT, SALT_BYTES, Seal},
 };
 

@@ -21,7 +21,11 @@ use std::{
 use api::swarm_records::{MAX_NAMES, NodeName};
 use scheduler::NodeId;
 
-use crate::{Error, Result, reports::PeersReport, platform::files::{NoLinks, OwnerOnly}};
+use crate::{
+    Error, Result,
+    platform::files::{NoLinks, OwnerOnly},
+    reports::PeersReport,
+};
 
 /// A file that is longer was not written here: the longest names of all nodes take less.
 const MAX_BYTES: u64 = 256 << 10;

@@ -22,7 +22,14 @@ use data_encoding::HEXLOWER;
 use scheduler::LayerRange;
 use shard::kernels::panel_file::MAGIC;
 
-use crate::{Result, library::Located, platform::{Stamp, files::{self, FileAt, OwnerOnly}}};
+use crate::{
+    Result,
+    library::Located,
+    platform::{
+        Stamp,
+        files::{self, FileAt, OwnerOnly},
+    },
+};
 
 /// What the panels of all models may take unless the user says otherwise.
 pub const DEFAULT_BYTES: u64 = 8 << 30;
@@ -45,7 +52,8 @@ fn open(located: &Located, home: &Path, layers: &[LayerRange], most_bytes: u64) 
     let model_bytes: u64 = located.files().map(|(_, bytes)| bytes).sum();
     // Panels take some percent more than the file.
     let bytes = model_bytes + model_bytes / 16;
-    if model_bytes < LEAST_BYTES || bytes > most_bytes {
+    // Where locks keep other processes from writing, the one that computes could not write what this one locks.
+    if cfg!(windows) || model_bytes < LEAST_BYTES || bytes > most_bytes {
         return Ok(None);
     }
     let folder = home.join("panels");
@@ -117,6 +125,8 @@ fn make_room(folder: &Path, most_bytes: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     const BYTES: u64 = LEAST_BYTES;

@@ -28,6 +28,12 @@ impl<T> OwnPort<T> {
     }
 }
 
+/// Whether a port could not be had, which Windows says by another error.
+fn is_taken(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
+        || cfg!(windows) && error.kind() == io::ErrorKind::PermissionDenied
+}
+
 impl<T> Transport for OwnPort<T>
 where
     T: Transport<Error = io::Error> + Send + Unpin + 'static,
@@ -56,9 +62,7 @@ where
         let other = self.other.clone();
         Ok(async move {
             match dialed.await {
-                Err(error)
-                    if error.kind() == io::ErrorKind::AddrInUse && options.port_use == PortUse::Reuse =>
-                {
+                Err(error) if is_taken(&error) && options.port_use == PortUse::Reuse => {
                     tracing::debug!(%address, "the own port is taken, dialed from another");
                     let options = DialOpts { port_use: PortUse::New, ..options };
                     let again = other.lock().unwrap_or_else(PoisonError::into_inner).dial(address, options);

@@ -173,14 +173,16 @@ fn forms_take_no_worker_down() {
 /// A disposable process that is handed open files: what it says, once it is proven to be confined.
 #[cfg(target_os = "linux")]
 fn hand_over(args: &[&str], before: &[u8], files: &[&fs::File]) -> String {
-    use std::{io::Read, os::unix::net::UnixStream};
+    use ::node::platform::{Handed, handed_files};
+    use std::{io::Read, os::unix::net::UnixStream, path::Path};
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let mut command = Command::new(binary());
     command.args(args).stdin(std::os::fd::OwnedFd::from(theirs)).stdout(Stdio::null());
     let process = Running(command.spawn().expect("shoal starts"));
     drop(command);
     ours.write_all(before).unwrap();
-    ::node::confine::descriptors::send(&ours, files).unwrap();
+    let files: Vec<_> = files.iter().map(|file| Handed::read(file, Path::new("handed"))).collect();
+    handed_files::send(&ours, &files).unwrap();
     let mut said = String::new();
     ours.read_to_string(&mut said).unwrap();
     // It has ended and is not reaped: the system still says what it was.

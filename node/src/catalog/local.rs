@@ -181,7 +181,7 @@ fn stored(
     (repository, file_name): (Option<(String, String)>, &str),
     path: &Path,
 ) -> Option<Stored> {
-    let path = fs::canonicalize(path).ok()?;
+    let path = dunce::canonicalize(path).ok()?;
     let bytes = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?.len();
     let mut file = fs::File::open(&path).ok()?;
     let mut magic = [0; MAGIC.len()];

@@ -1,6 +1,6 @@
 //! A file becomes a model of `shoal model list`.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use crate::{
     Result, content,
@@ -14,7 +14,7 @@ use crate::{
 /// # Errors
 /// As [`content::register`] says, and those of the engine for a file that this build does not compute.
 pub(super) fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
-    let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
+    let path = dunce::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
     let header = Header::of_file(&path)?;
     header.trained()?;
     let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();

@@ -216,7 +216,8 @@ fn token(file: &Path) -> Result<String> {
             getrandom::fill(&mut bytes).map_err(|error| Error::Io(io::Error::other(error)))?;
             let token = HEXLOWER.encode(&bytes);
             let mut file_options = OpenOptions::new();
-            let mut out = file_options.write(true).create_new(true).owner_only().open(file).map_err(broken)?;
+            let mut out =
+                file_options.write(true).create_new(true).owner_only().open(file).map_err(broken)?;
             writeln!(out, "{token}").map_err(broken)?;
             Ok(token)
         }

@@ -27,10 +27,7 @@ impl Child {
     ///
     /// # Errors
     /// Those of the system.
-    pub async fn start(
-        program: PathBuf,
-        arguments: &[&'static str],
-    ) -> io::Result<(Self, BlockingStream)> {
+    pub async fn start(program: PathBuf, arguments: &[&'static str]) -> io::Result<(Self, BlockingStream)> {
         let (sender, receiver) = oneshot::channel();
         let arguments = arguments.to_vec();
         thread::Builder::new().name("worker-wait".into()).spawn(move || {
@@ -71,7 +68,7 @@ impl Child {
 /// [`Error::Usage`] when a person did.
 pub fn to_parent() -> Result<BlockingStream> {
     streams::to_parent()?.ok_or_else(|| {
-        Error::usage("`shoal worker` is started by other commands: standard input must be their socket")
+        Error::usage("`shoal worker` is started by the daemon: standard input must be its socket")
     })
 }
 

@@ -7,8 +7,7 @@ use super::{Confinement, Purpose};
 pub const WITHOUT_FILTER: &str = "off: on this system only limits of open files and processor time hold; system calls are filtered on Linux";
 /// What holds a confined process.
 #[cfg(not(unix))]
-pub const WITHOUT_FILTER: &str =
-    "off: on this system a process that reads strangers' files may do what its user may; system calls are filtered on Linux";
+pub const WITHOUT_FILTER: &str = "off: on this system a process that reads strangers' files may do what its user may; system calls are filtered on Linux";
 
 /// Nothing: a child sees the end of its stream when its parent goes, and ends.
 pub(super) fn die_with_parent() {}

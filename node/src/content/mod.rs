@@ -29,10 +29,10 @@ use shard::executor::Ends;
 
 pub use crate::library::kept::{folder, hex, is_ours, models_folder, parse_id, present};
 use crate::{
-    platform::files,
     Error, Result,
     header::Header,
     library::{Entry, Library},
+    platform::files,
 };
 
 /// What is here of a model, in layers.

@@ -24,10 +24,10 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 
 use super::{disk_used, folder, hex, is_ours, layer_groups, models_folder};
 use crate::{
-    platform::files,
     Error, Result,
     header::Header,
     library::{Entry, Library},
+    platform::files,
     reports::PullPlan,
 };
 

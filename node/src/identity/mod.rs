@@ -26,7 +26,7 @@ use p2p::Identity;
 use serde::{Deserialize, Serialize};
 
 use self::archive::{Backup, Item, MAX_BYTES, MAX_FILES};
-use crate::{Error, Result, clock, sealed, platform::files::OwnerOnly};
+use crate::{Error, Result, clock, platform::files::OwnerOnly, sealed};
 
 /// The node's key.
 pub const KEY: &str = sealed::IDENTITY;

@@ -29,10 +29,10 @@ use bincode::{Decode, Encode, config};
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, aead::Aead};
 
 use crate::{
-    platform::files::{FileAt, disk_bytes},
     Error, Result,
     byte_planes::{pack, unpack},
     confine::child::lock,
+    platform::files::{FileAt, disk_bytes},
     sealed,
 };
 

@@ -203,7 +203,7 @@ fn sync(file: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::{io::Write, os::unix::fs::PermissionsExt};
 
     use super::*;
 

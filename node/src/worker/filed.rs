@@ -147,7 +147,7 @@ impl Filed {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, thread, time::Duration};
+    use std::{fs::File, path::PathBuf, thread, time::Duration};
 
     use shard::{kernels::KvShape, state::Kind};
 

@@ -27,12 +27,12 @@ use super::{
     ready::{ExpertShape, SHARES},
 };
 use crate::{
-    platform::files::path_from_bytes,
     Error, Result,
     constrain::{Constraint, Constraints},
     encode::{self, rank_prompt::RankPrompt, text_pair::TextPair},
     library::{self, Located},
     model,
+    platform::files::path_from_bytes,
 };
 
 /// Positions among which what a session costs anyway is shared: a page of those that have pages.
@@ -130,8 +130,13 @@ impl Loaded {
         let ends = set.ranges().last().is_some_and(|range| range.end() == num_layers);
         let draft_head = match (head, &load.draft_head, &tokenizer) {
             (Some(file), Some((path, bytes)), Ok(tokenizer)) if ends => {
-                let located =
-                    Located { file, bytes: *bytes, path: path_from_bytes(path), rest: Vec::new(), panels: None };
+                let located = Located {
+                    file,
+                    bytes: *bytes,
+                    path: path_from_bytes(path),
+                    rest: Vec::new(),
+                    panels: None,
+                };
                 let head = model::draft_head(&located, &gguf, tokenizer, &device)?;
                 Some(Arc::new(head) as Arc<dyn StateDrafter>)
             }

@@ -244,11 +244,7 @@ fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
 }
 
 /// Sends what is queued; ends when no handle is left or the child is gone.
-pub(super) async fn write_frames(
-    mut to: WriteHalf,
-    mut queue: mpsc::Receiver<Frame>,
-    shared: Arc<Shared>,
-) {
+pub(super) async fn write_frames(mut to: WriteHalf, mut queue: mpsc::Receiver<Frame>, shared: Arc<Shared>) {
     while let Some(frame) = queue.recv().await {
         if frame.send(&mut to).await.is_err() {
             return;

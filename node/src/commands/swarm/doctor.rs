@@ -16,13 +16,13 @@ use shard::{executor, golden, kernels::Isa};
 
 use super::runtime;
 use crate::{
-    platform::files::{self as disk_files, is_owners_only},
     Error, Result,
     cli::operate::DoctorArgs,
     config::{self, Source},
     confine,
     control::{self, Question},
     output::{self, human_bytes, say},
+    platform::files::{self as disk_files, is_owners_only},
     reports::{LinkReport, ModelReport, NetworkStatus, StatusReport},
 };
 

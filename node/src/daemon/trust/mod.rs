@@ -19,8 +19,8 @@ use scheduler::{
 pub(super) use self::probation::ask as challenge;
 use self::probation::{Challenges, is_proof};
 use crate::{
-    platform::files,
     clock,
+    platform::files,
     receipts::Receipts,
     reports::{ReceiptsReport, TrustReport},
     trust::Trust,
@@ -185,6 +185,8 @@ fn keep_proof(folder: &Path, proof: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
