@@ -16,6 +16,7 @@ pub mod convert;
 pub mod draft;
 pub mod error;
 pub mod executor;
+mod fma;
 pub mod gguf;
 pub mod golden;
 pub mod kernels;

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 
 use super::{DraftToken, StateDraft, StateDrafter, chance};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::{
     Error, Result,
     gguf::{Gguf, Tensor, Writer},

@@ -95,7 +95,8 @@ impl Kernel for Rows<'_> {
 mod tests {
     use super::*;
     use crate::{
-        kernels::{Isa, math::Fma, threads::Pool},
+        fma::Fma,
+        kernels::{Isa, threads::Pool},
         synthetic::Random,
     };
 

@@ -13,53 +13,7 @@
 //! A NaN stays a NaN in the f32 family; its payload is not specified.
 
 use super::simd::Simd;
-
-/// Fused multiply-add, rounded once. `mul_add` of the standard library is that of the platform's mathematics library where the
-/// compiler does not know of an instruction, and MinGW's rounds twice.
-pub trait Fma {
-    /// `self * by + plus`.
-    #[must_use]
-    fn fma(self, by: Self, plus: Self) -> Self;
-}
-
-#[cfg(not(all(windows, target_env = "gnu")))]
-#[allow(clippy::disallowed_methods)]
-mod fused {
-    use super::Fma;
-
-    impl Fma for f32 {
-        #[inline(always)]
-        fn fma(self, by: Self, plus: Self) -> Self {
-            self.mul_add(by, plus)
-        }
-    }
-
-    impl Fma for f64 {
-        #[inline(always)]
-        fn fma(self, by: Self, plus: Self) -> Self {
-            self.mul_add(by, plus)
-        }
-    }
-}
-
-#[cfg(all(windows, target_env = "gnu"))]
-mod fused {
-    use super::Fma;
-
-    impl Fma for f32 {
-        #[inline]
-        fn fma(self, by: Self, plus: Self) -> Self {
-            libm::fmaf(self, by, plus)
-        }
-    }
-
-    impl Fma for f64 {
-        #[inline]
-        fn fma(self, by: Self, plus: Self) -> Self {
-            libm::fma(self, by, plus)
-        }
-    }
-}
+use crate::fma::Fma;
 
 /// log2(e).
 const LOG2_E: f32 = std::f32::consts::LOG2_E;

@@ -3,7 +3,7 @@
 //! d1: `acc = fma(w[k], x[k], acc)`, k ascending, w widened to f32 (exact), f32 activations.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const BYTES: usize = size_of::<u16>();
 const _: () = assert!(BYTES == 2);

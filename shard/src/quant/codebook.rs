@@ -12,7 +12,7 @@
 //! a scale for each half: `acc = fma(isum as f32, d * UNIT * x.d[b], acc)` with `isum = scale[0] * idot[0] + scale[1] * idot[1]`.
 
 use super::{Format, QuantizedRow, half};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 /// Weights of a block.
 pub(crate) const LEN: usize = 256;

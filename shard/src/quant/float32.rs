@@ -3,7 +3,7 @@
 //! d1: `acc = fma(w[k], x[k], acc)`, k ascending, f32 activations.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const BYTES: usize = size_of::<f32>();
 const _: () = assert!(BYTES == 4);

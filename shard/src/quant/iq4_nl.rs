@@ -11,7 +11,7 @@
 
 use super::symmetric::most_explained;
 use super::{Format, QuantizedRow, Quantizer, each_block, half, importances, inverse, to_half};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 32;
 const D: usize = 0;

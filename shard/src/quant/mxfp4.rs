@@ -12,7 +12,7 @@
 //! `VALUES[code[i]] * x.q[i]` and `d = 2^(e - 128)`, where `e = 0` counts as `d = 0`: such weights are below 4e-38.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 32;
 const QS: usize = 1;

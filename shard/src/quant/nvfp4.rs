@@ -13,7 +13,7 @@
 //! bits and such a sum fifteen, so both products are exact.
 
 use super::{Format, MXFP4_VALUES as VALUES, QuantizedRow, each_block};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 64;
 const QS: usize = 4;

@@ -14,7 +14,7 @@
 
 use super::symmetric::{self, level};
 use super::{Format, QuantizedRow, Quantizer, each_block, half, inverse};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 256;
 const HMASK: usize = 0;

@@ -12,7 +12,7 @@
 use super::{
     Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, inverse, signed_max, to_half,
 };
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 32;
 const D: usize = 0;

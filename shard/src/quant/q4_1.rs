@@ -11,7 +11,7 @@
 //! `acc = fma(idot as f32, d * x.d[b], acc)`, then `acc = fma(xsum as f32, m * x.d[b], acc)`.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, inverse, range, to_half};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 32;
 const D: usize = 0;

@@ -17,7 +17,7 @@ use super::{
     affine::{self, Largest},
     each_block, half,
 };
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 const LEN: usize = 256;
 const D: usize = 0;

@@ -10,7 +10,7 @@
 //! `(code[i] - 1) * x.q[i]`.
 
 use super::{Format, QuantizedRow, Quantizer, each_block, each_block_mut, half, to_half};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 pub(super) const LEN: usize = 256;
 const D: usize = LEN / 4;

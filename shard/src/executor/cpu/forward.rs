@@ -18,7 +18,7 @@ use super::{
     per_layer, streams,
     weights::{FeedForwardWeights, Keys, LayerWeights, Mixer, NormWeights, SoftmaxWeights},
 };
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target, attention},

@@ -24,7 +24,7 @@ use super::{
     share::Share,
     source::{Arithmetic, Kernel},
 };
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::{Error, Result, executor::Class, synthetic::Random};
 
 /// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress.

@@ -18,7 +18,7 @@ use super::{
     ops::{self, MatrixJob},
     source::Kernel,
 };
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::{
     executor::{
         self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Pass, Workspace, argmax,

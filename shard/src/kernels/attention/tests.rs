@@ -7,7 +7,7 @@ use half::f16;
 use scheduler::attention::Sparse;
 
 use super::{landmarks::landmark_len, small::tests::Kept, *};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::kernels::{
     Isa, math,
     threads::Pool,

@@ -260,9 +260,9 @@ mod tests {
     use half::f16;
 
     use super::{super::store_kv, *};
+    use crate::fma::Fma;
     use crate::kernels::{
         attention::new_quarter,
-        math::Fma,
         vector::tests::{noise, on_every_cpu, tree},
     };
 

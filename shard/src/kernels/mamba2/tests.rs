@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::kernels::vector::tests::{assert_same, noise, on_every_cpu, tree};
 
 const SHAPES: [Mamba2Shape; 4] = [

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{LANES, Simd};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 /// Plain Rust on arrays. Slow; every other implementation is tested equal to it.
 #[derive(Clone, Copy, Debug)]

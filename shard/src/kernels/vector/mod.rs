@@ -18,7 +18,7 @@ use super::{
     Cpu, Isa, Kernel, math,
     simd::{LANES, Simd},
 };
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 
 #[cfg(test)]
 pub(super) mod tests;

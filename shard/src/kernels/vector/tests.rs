@@ -1,7 +1,7 @@
 //! Every operation on every instruction set, thread count and odd size against a plain twin, bit for bit.
 
 use super::*;
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::kernels::threads::Pool;
 
 /// Reproducible values in about -scale..scale.

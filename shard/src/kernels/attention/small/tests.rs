@@ -4,7 +4,7 @@ use half::f16;
 use scheduler::session_kind::{CACHE_BLOCK, CacheType};
 
 use super::{super::KvShape, *};
-use crate::kernels::math::Fma;
+use crate::fma::Fma;
 use crate::{
     kernels::vector::tests::{noise, on_every_cpu, tree},
     quant::quantize_row,
