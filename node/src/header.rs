@@ -349,7 +349,7 @@ impl Traveled {
 fn ask(handed: Handed<'_>, bytes: u64) -> io::Result<Vec<u8>> {
     let until = Instant::now() + PATIENCE;
     let (mut child, mut ours) =
-        streams::spawn(child::command(&std::env::current_exe()?, &["worker", "--header"]))?;
+        streams::spawn(child::command(&std::env::current_exe()?, &["worker", "--header"]), false)?;
     let talk = || -> io::Result<Vec<u8>> {
         ours.write_all(&bytes.to_le_bytes())?;
         handed_files::send(&ours, &[handed])?;

@@ -3,14 +3,12 @@
 //! A decoded token reads every weight once, so that the speed is bounded by how fast memory is read; `shard::probe` measures
 //! that. Limits: a mixture of experts reads only some of its weights a token and is faster than said here.
 
-use std::fs;
-
 use shard::{
     kernels::{Cpu, Isa, threads::Pool},
     probe,
 };
 
-use crate::{Result, output::human_bytes};
+use crate::{Result, memory, output::human_bytes};
 
 /// Memory beyond the weights: a session's cache, buffers and the program, as a share of the weights and in bytes.
 const OVERHEAD: (f64, u64) = (0.1, 256 << 20);
@@ -50,7 +48,7 @@ impl Machine {
     /// Those of [`probe::read_bandwidth`].
     pub fn measure() -> Result<Self> {
         let cpu = Cpu::new(Isa::detect(), Pool::new(Pool::physical_cores(), false));
-        Ok(Self { memory_bytes: available_bytes(), read_bytes_per_s: probe::read_bandwidth(&cpu)? })
+        Ok(Self { memory_bytes: memory::available_bytes(), read_bytes_per_s: probe::read_bandwidth(&cpu)? })
     }
 
     /// What becomes of a model whose file has so many bytes.
@@ -77,13 +75,6 @@ impl std::fmt::Display for Fit {
             ),
         }
     }
-}
-
-/// Memory that programs can have now, where the system says it the Linux way.
-fn available_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
 #[cfg(test)]

@@ -23,11 +23,16 @@ use crate::{
 pub struct Child(Arc<SharedChild>);
 
 impl Child {
-    /// Starts `program` with `arguments`, from a thread that stays until the child has ended, and the stream to it.
+    /// Starts `program` with `arguments`, from a thread that stays until the child has ended, and the stream to it. It may have
+    /// to give way to other programs.
     ///
     /// # Errors
     /// Those of the system.
-    pub async fn start(program: PathBuf, arguments: &[&'static str]) -> io::Result<(Self, BlockingStream)> {
+    pub async fn start(
+        program: PathBuf,
+        arguments: &[&'static str],
+        gives_way: bool,
+    ) -> io::Result<(Self, BlockingStream)> {
         let (sender, receiver) = oneshot::channel();
         let arguments = arguments.to_vec();
         thread::Builder::new().name("worker-wait".into()).spawn(move || {
@@ -37,7 +42,7 @@ impl Child {
                     command.env(name, value);
                 }
             }
-            let started = streams::spawn(command)
+            let started = streams::spawn(command, gives_way)
                 .and_then(|(child, stream)| Ok((Arc::new(SharedChild::new(child)?), stream)));
             let (child, stream) = match started {
                 Ok(started) => started,

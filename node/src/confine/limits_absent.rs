@@ -1,6 +1,6 @@
 //! A system without limits that a process sets for itself. Parents wait only so long for what they ask of a child.
 
-/// Nothing: a process has the rank of the one that started it.
+/// Nothing: the process that started this one gave it its rank.
 pub fn give_way() {}
 
 /// As many files as there is memory for.

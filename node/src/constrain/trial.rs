@@ -118,7 +118,7 @@ pub async fn attempt(
 
 /// What the child says of a form; nothing when it dies or takes too long.
 async fn ask(program: &Path, text: &[u8]) -> io::Result<Vec<u8>> {
-    let (child, ours) = Child::start(program.to_owned(), &["worker", "--form"]).await?;
+    let (child, ours) = Child::start(program.to_owned(), &["worker", "--form"], false).await?;
     ours.set_nonblocking(true)?;
     let mut stream = Stream::from_std(ours)?;
     let talk = async {

@@ -305,11 +305,15 @@ pub fn refuse_retired(home: &Path) -> Result<()> {
     )))
 }
 
-/// Held by the node that runs an identity on this machine; nothing where the system has no such names.
+/// Held by the node that runs an identity on this machine.
 #[derive(Debug)]
 pub struct Held {
+    /// A name that one process can have.
     #[cfg(target_os = "linux")]
     _name: std::os::unix::net::UnixListener,
+    /// A file that one process can lock.
+    #[cfg(not(target_os = "linux"))]
+    _file: File,
 }
 
 /// Takes the identity for this process: another one with a copy of it, in whatever folder, is refused until the end of this
@@ -317,18 +321,14 @@ pub struct Held {
 ///
 /// # Errors
 /// [`Error::Usage`] when another process has it.
-#[cfg(target_os = "linux")]
 pub fn hold(identity: &Identity) -> Result<Held> {
-    use std::os::{linux::net::SocketAddrExt, unix::net};
     let name = format!("shoal/{}", data_encoding::HEXLOWER.encode(&identity.secret("shoal 2026 runs here")));
-    let address = net::SocketAddr::from_abstract_name(name)?;
     // A node that has said good-bye takes a moment to end.
     for _ in 0..TRIES {
-        match net::UnixListener::bind_addr(&address) {
-            Ok(name) => return Ok(Held { _name: name }),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(PAUSE),
-            Err(error) => return Err(error.into()),
+        if let Some(held) = try_hold(&name)? {
+            return Ok(held);
         }
+        std::thread::sleep(PAUSE);
     }
     Err(Error::usage(format!(
         "the identity {} runs on this machine already, from another data folder: two nodes of one identity would contradict \
@@ -338,20 +338,30 @@ pub fn hold(identity: &Identity) -> Result<Held> {
     )))
 }
 
-/// Systems without such names start as they are told.
-///
-/// # Errors
-/// None.
+/// `None` when another process has the name.
+#[cfg(target_os = "linux")]
+fn try_hold(name: &str) -> Result<Option<Held>> {
+    use std::os::{linux::net::SocketAddrExt, unix::net};
+    match net::UnixListener::bind_addr(&net::SocketAddr::from_abstract_name(name)?) {
+        Ok(name) => Ok(Some(Held { _name: name })),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Systems without such names have a file in the user's folder of temporary files.
 #[cfg(not(target_os = "linux"))]
-pub fn hold(_: &Identity) -> Result<Held> {
-    Ok(Held {})
+fn try_hold(name: &str) -> Result<Option<Held>> {
+    use crate::platform::files::NoLinks;
+    let path = std::env::temp_dir().join(name.replace('/', "-"));
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).owner_only().no_links().open(path)?;
+    Ok(file.try_lock().is_ok().then_some(Held { _file: file }))
 }
 
 /// How often a name is tried that is taken.
-#[cfg(target_os = "linux")]
 const TRIES: u32 = 60;
 /// How long between two tries.
-#[cfg(target_os = "linux")]
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
 #[cfg(test)]
@@ -473,7 +483,6 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn one_process_runs_an_identity() {
         let identity = Identity::generate().unwrap();

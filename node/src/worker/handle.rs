@@ -100,7 +100,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     load.state_secret = lent.as_ref().map(|(ticket, _)| ticket.secret);
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;
     // From here on a caller that stops waiting for the model ends the child: its stream ends.
-    let (child, ours) = Child::start(program.clone(), &["worker"]).await.map_err(dead)?;
+    let (child, ours) = Child::start(program.clone(), &["worker"], spec.manners.nice).await.map_err(dead)?;
     // All of it fits the socket's buffer: nothing waits for a child that is slow.
     frame.write(&mut &ours).map_err(dead)?;
     let hand = |handed| handed_files::send(&ours, &[handed]).map_err(dead);

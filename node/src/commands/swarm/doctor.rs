@@ -217,20 +217,13 @@ fn devices() -> Finding {
 
 fn memory() -> Finding {
     let advice = "close programs, or serve fewer layers (--max-layers) and sessions (--memory)";
-    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    match available {
-        Some(kib) => {
-            let bytes = kib << 10;
-            Finding {
-                what: "memory",
-                well: bytes >= LEAST_MEMORY,
-                found: format!("{} available", human_bytes(bytes)),
-                advice,
-            }
-        }
+    match crate::memory::available_bytes() {
+        Some(bytes) => Finding {
+            what: "memory",
+            well: bytes >= LEAST_MEMORY,
+            found: format!("{} available", human_bytes(bytes)),
+            advice,
+        },
         None => Finding { what: "memory", well: true, found: "unknown on this system".into(), advice },
     }
 }

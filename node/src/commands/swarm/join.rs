@@ -251,18 +251,11 @@ fn caps(args: &CapsArgs) -> Caps {
     Caps {
         sessions: args.sessions,
         disk_bytes: args.disk,
-        weights_bytes: args.weights.or_else(|| memory_bytes().map(|all| all / 2)),
+        weights_bytes: args.weights.or_else(|| crate::memory::total_bytes().map(|all| all / 2)),
         upload_bytes_per_s: args.upload,
         download_bytes_per_s: args.download,
         unload_after: args.unload_after,
     }
-}
-
-/// Memory of the machine, where the system says it the Linux way.
-fn memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 /// Whether the user is asked before anything starts: not with `--ask-only`, since nothing happens before the first

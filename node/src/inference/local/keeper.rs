@@ -257,7 +257,7 @@ async fn run(shared: &Shared) -> io::Result<Over> {
         shared.place.as_ref().filter(|(_, files)| identity(located.as_ref()).is_ok_and(|now| now == *files));
     let ticket = place.and_then(|(place, _)| place.ticket().ok());
     spec.state_secret = ticket.as_ref().map(|ticket| ticket.secret);
-    let (child, ours) = Child::start(shared.program.clone(), &["worker", "--engine"]).await?;
+    let (child, ours) = Child::start(shared.program.clone(), &["worker", "--engine"], false).await?;
     // Small enough for the socket's buffer, so nothing waits for a reader that is slow.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(Box::new(spec)))?)?;
     for located in [&located, &drafter, &head].into_iter().flatten() {

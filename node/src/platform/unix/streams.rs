@@ -15,11 +15,12 @@ pub use tokio::net::{
     unix::{OwnedReadHalf as ReadHalf, OwnedWriteHalf as WriteHalf},
 };
 
-/// Starts `command`, whose standard input is the other end of the stream. Ctrl-C at a terminal is not for it.
+/// Starts `command`, whose standard input is the other end of the stream. Ctrl-C at a terminal is not for it. A child gives way to
+/// other programs by itself ([`crate::confine::give_way`]).
 ///
 /// # Errors
 /// Those of the system.
-pub fn spawn(mut command: Command) -> io::Result<(Child, BlockingStream)> {
+pub fn spawn(mut command: Command, _gives_way: bool) -> io::Result<(Child, BlockingStream)> {
     let (ours, theirs) = BlockingStream::pair()?;
     // The command's copy of the child's end, which would hide the child's death, ends with it.
     let child = command.stdin(OwnedFd::from(theirs)).process_group(0).spawn()?;

@@ -31,19 +31,22 @@ const HANDSHAKE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 /// `CREATE_NEW_PROCESS_GROUP` of the system: Ctrl-C at a terminal is not for the child.
 const NEW_PROCESS_GROUP: u32 = 0x200;
+/// `BELOW_NORMAL_PRIORITY_CLASS` of the system: other programs go first.
+const GIVES_WAY: u32 = 0x4000;
 /// Variables of the environment without which the system gives no sockets, and no folder for temporary files.
 const NEEDED: &[&str] = &["SystemRoot", "TEMP", "USERPROFILE"];
 
-/// Starts `command`, which is told where the stream is. Ctrl-C at a terminal is not for it.
+/// Starts `command`, which is told where the stream is. Ctrl-C at a terminal is not for it; it `gives_way` to other programs.
 ///
 /// # Errors
 /// Those of the system; a child that ends or does not connect.
-pub fn spawn(mut command: Command) -> io::Result<(Child, BlockingStream)> {
+pub fn spawn(mut command: Command, gives_way: bool) -> io::Result<(Child, BlockingStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     listener.set_nonblocking(true)?;
     let mut secret = [0; SECRET];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
-    command.stdin(Stdio::piped()).creation_flags(NEW_PROCESS_GROUP);
+    let rank = if gives_way { GIVES_WAY } else { 0 };
+    command.stdin(Stdio::piped()).creation_flags(NEW_PROCESS_GROUP | rank);
     for name in NEEDED {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
