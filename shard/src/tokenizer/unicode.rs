@@ -27,9 +27,9 @@ kinds! {
     MODIFIER = 4, "`\\p{Lm}`.";
     LETTER_OTHER = 5, "`\\p{Lo}`.";
     MARK = 6, "`\\p{M}`.";
-    NUMBER_OTHER = 7, "`\\p{N}` beyond ASCII.";
-    PUNCTUATION_OTHER = 8, "`\\p{P}` beyond ASCII.";
-    SYMBOL_OTHER = 9, "`\\p{S}` beyond ASCII.";
+    NUMBER_OTHER = 7, "`\\p{N}` of no other kind.";
+    PUNCTUATION_OTHER = 8, "`\\p{P}` beyond ASCII, of no other kind.";
+    SYMBOL_OTHER = 9, "`\\p{S}` beyond ASCII, of no other kind.";
     SPACE_OTHER = 10, "`\\s` that is neither of the three below.";
     RETURN = 11, "Carriage return.";
     NEWLINE = 12, "Line feed.";
@@ -41,6 +41,10 @@ kinds! {
     SYMBOL_ASCII = 18, "`[$+<=>^~|]`.";
     BACKTICK = 19, "U+0060, a symbol.";
     SLASH = 20, "U+002F, punctuation.";
+    DIGIT_OTHER = 21, "`\\p{Nd}` beyond ASCII.";
+    NUMBER_WORD = 22, "`[\\p{Nl}¹²³¼½¾]`, which Oniguruma counts among `\\w`.";
+    SYMBOL_WORD = 23, "`[\\p{S}&&\\w]`.";
+    CONNECTOR_OTHER = 24, "`\\p{Pc}` beyond ASCII.";
 }
 
 /// `\p{Lu}`.
@@ -50,11 +54,13 @@ pub const LOWER: Mask = LOWER_OTHER | LOWER_ASCII;
 /// `\p{L}`.
 pub const LETTER: Mask = UPPER | LOWER | TITLE | MODIFIER | LETTER_OTHER;
 /// `\p{N}`.
-pub const NUMBER: Mask = NUMBER_OTHER | DIGIT_ASCII;
+pub const NUMBER: Mask = NUMBER_OTHER | NUMBER_WORD | DECIMAL;
+/// `\p{Nd}`.
+pub const DECIMAL: Mask = DIGIT_OTHER | DIGIT_ASCII;
 /// `\p{P}`.
-pub const PUNCTUATION: Mask = PUNCTUATION_OTHER | PUNCTUATION_ASCII | SLASH;
+pub const PUNCTUATION: Mask = PUNCTUATION_OTHER | CONNECTOR_OTHER | PUNCTUATION_ASCII | SLASH;
 /// `\p{S}`.
-pub const SYMBOL: Mask = SYMBOL_OTHER | SYMBOL_ASCII | BACKTICK;
+pub const SYMBOL: Mask = SYMBOL_OTHER | SYMBOL_WORD | SYMBOL_ASCII | BACKTICK;
 /// `[\r\n]`.
 pub const LINE: Mask = RETURN | NEWLINE;
 /// `\s`, that is White_Space.
@@ -98,8 +104,12 @@ impl Table {
         fill(r"\p{Lo}", LETTER_OTHER);
         fill(r"\p{M}", MARK);
         fill(r"\p{N}", NUMBER_OTHER);
+        fill(r"[\p{Nl}¹²³¼½¾]", NUMBER_WORD);
+        fill(r"\p{Nd}", DIGIT_OTHER);
         fill(r"\p{P}", PUNCTUATION_OTHER);
+        fill(r"\p{Pc}", CONNECTOR_OTHER);
         fill(r"\p{S}", SYMBOL_OTHER);
+        fill(r"[\p{S}&&\w]", SYMBOL_WORD);
         fill(r"\s", SPACE_OTHER);
         fill(r"[A-Z]", UPPER_ASCII);
         fill(r"[a-z]", LOWER_ASCII);
@@ -152,6 +162,7 @@ mod tests {
         for (pattern, mask) in [
             (r"\p{L}", LETTER),
             (r"\p{N}", NUMBER),
+            (r"\p{Nd}", DECIMAL),
             (r"\p{P}", PUNCTUATION),
             (r"\p{S}", SYMBOL),
             (r"\p{M}", MARK),

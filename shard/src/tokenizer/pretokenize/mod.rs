@@ -56,6 +56,10 @@ enum Then {
     Space,
     /// `$`: the end of the piece.
     End,
+    /// `(?=(\d{3})+(?!\d))`: as many digits as make groups of three, and one at least.
+    Groups,
+    /// `(?=(?:\d{3})*\b)` behind a digit: groups of three or none, and then no character of a word.
+    GroupsOfWord,
 }
 
 /// One element of a sequence.
@@ -86,6 +90,18 @@ impl Class {
         member != self.negated
     }
 }
+
+/// `\w` as Oniguruma has it.
+const WORD: Class = Class {
+    mask: unicode::LETTER
+        | unicode::MARK
+        | unicode::DECIMAL
+        | unicode::NUMBER_WORD
+        | unicode::SYMBOL_WORD
+        | unicode::CONNECTOR_OTHER,
+    ranges: &[('_', '_')],
+    negated: false,
+};
 
 /// The pre-tokenizer called `name`, or [`Error::Unsupported`] naming it.
 pub fn by_name(name: &str) -> Result<&'static PreTokenizer> {
@@ -139,8 +155,12 @@ impl Scan {
 
     /// Appends to `next` the ends of the pieces that `stage` makes of `start..end`.
     fn split_piece(&mut self, stage: Stage, start: usize, end: usize) {
-        let mut matcher =
-            Matcher { chars: &self.chars[..end], kinds: &self.kinds[..end], work: &mut self.work };
+        let mut matcher = Matcher {
+            chars: &self.chars[..end],
+            kinds: &self.kinds[..end],
+            digits: 0..0,
+            work: &mut self.work,
+        };
         let mut at = start;
         let mut gap = false;
         while at < end {
@@ -154,7 +174,11 @@ impl Scan {
                     gap = false;
                     at = to;
                 }
-                _ => {
+                found => {
+                    // What matches no character cuts in front of the next.
+                    if found.is_some() && gap {
+                        self.next.push(at as u32);
+                    }
                     gap = true;
                     at += 1;
                 }
@@ -170,6 +194,8 @@ impl Scan {
 struct Matcher<'a> {
     chars: &'a [char],
     kinds: &'a [u8],
+    /// The digits looked at last, to their end: each position of them asks for it.
+    digits: Range<usize>,
     work: &'a mut u64,
 }
 
@@ -209,11 +235,30 @@ impl Matcher<'_> {
         }
     }
 
-    fn holds(&self, then: Then, at: usize) -> bool {
+    /// Where the digits that begin at `at` end.
+    fn digits_end(&mut self, at: usize) -> usize {
+        if !(self.digits.start..=self.digits.end).contains(&at) || self.digits.is_empty() {
+            let digits = self.kinds[at..].iter().take_while(|kind| unicode::DECIMAL >> **kind & 1 == 1);
+            self.digits = at..at + digits.count();
+            *self.work += self.digits.len() as u64 + 1;
+        }
+        self.digits.end
+    }
+
+    fn holds(&mut self, then: Then, at: usize) -> bool {
         match then {
             Then::Any => true,
             Then::Space => at == self.chars.len() || unicode::SPACE >> self.kinds[at] & 1 == 1,
             Then::End => at == self.chars.len(),
+            Then::Groups => {
+                let count = self.digits_end(at) - at;
+                count > 0 && count.is_multiple_of(3)
+            }
+            Then::GroupsOfWord => {
+                let end = self.digits_end(at);
+                (end - at).is_multiple_of(3)
+                    && (end == self.chars.len() || !WORD.contains(self.chars[end], self.kinds[end]))
+            }
         }
     }
 
@@ -272,6 +317,26 @@ mod tests {
         check("bloom", "Hi, there. x", &["Hi", ",", " there", ".", " x"]);
     }
 
+    /// Pieces of Hugging Face's tokenizers.
+    #[test]
+    fn digits_are_grouped_from_their_end() {
+        let words = "tiny_aya";
+        check(words, "1234567 a", &["1", "234", "567", " a"]);
+        check(words, "12345abc 1234_5", &["123", "45", "abc", " ", "123", "4", "_", "5"]);
+        check(words, "1234567é ½12345", &["123", "456", "7", "é", " ", "½", "12", "345"]);
+        check(words, "123½ 1234½567", &["123", "½", " ", "123", "4½", "567"]);
+        check(words, "١٢٣٤٥,12", &["١٢", "٣٤٥", ",", "12"]);
+        check(words, "5‿6 1234‿", &["5", "‿", "6", " ", "123", "4", "‿"]);
+        check(words, "12345\u{301} 1", &["123", "45", "\u{301}", " ", "1"]);
+        check(words, "a1234b12345678", &["a", "123", "4", "b", "12", "345", "678"]);
+        check("superbpe", "1234567 a", &["1", "234", "567", " a"]);
+        check("superbpe", "12345abc 1234_5", &["12", "345", "abc ", "1", "234", "_", "5"]);
+        check("superbpe", "1234567é ½12345", &["1", "234", "567", "é ", "½12", "345"]);
+        check("superbpe", "123½ 1234½567", &["123½", " ", "1", "234½", "567"]);
+        check("superbpe", "x12 3456!", &["x", "12", " ", "3", "456", "!"]);
+        check("superbpe", "it is 12345 now", &["it is ", "12", "345", " now"]);
+    }
+
     #[test]
     fn an_unknown_name_is_refused_by_name() {
         let error = by_name("unknown-name").err().unwrap().to_string();
@@ -290,6 +355,8 @@ mod tests {
             "'s",
             "1",
             "1a",
+            "1234567 ",
+            "12345678_",
             "aA",
             "é\u{301}",
             "漢",

@@ -5,9 +5,9 @@
 
 use super::{
     super::unicode::{
-        BACKTICK, BLANK, DIGIT_ASCII, LETTER, LETTER_OTHER, LINE, LOWER, LOWER_ASCII, MARK, MODIFIER, Mask,
-        NEWLINE, NUMBER, PUNCTUATION, PUNCTUATION_ASCII, SLASH, SPACE, SYMBOL, SYMBOL_ASCII, TITLE, UPPER,
-        UPPER_ASCII,
+        BACKTICK, BLANK, DECIMAL, DIGIT_ASCII, LETTER, LETTER_OTHER, LINE, LOWER, LOWER_ASCII, MARK,
+        MODIFIER, Mask, NEWLINE, NUMBER, PUNCTUATION, PUNCTUATION_ASCII, SLASH, SPACE, SYMBOL, SYMBOL_ASCII,
+        TITLE, UPPER, UPPER_ASCII,
     },
     Class, PreTokenizer, Sequence, Stage, Step, Then,
 };
@@ -94,6 +94,10 @@ const CAPITALS_CONTRACTED: Sequence =
 const DIGIT: Stage = &[seq(&[one(of(NUMBER))])];
 /// `\p{N}{1,3}`
 const THREE_DIGITS: Stage = &[seq(&[up_to(3, of(NUMBER))])];
+/// `\d{1,3}(?=(?:\d{3})*\b)`
+const GROUPS_OF_WORDS: Stage = &[Sequence { steps: &[up_to(3, of(DECIMAL))], then: Then::GroupsOfWord }];
+/// `(?=(\d{3})+(?!\d))`
+const GROUPS: Stage = &[Sequence { steps: &[], then: Then::Groups }];
 /// `[0-9][0-9][0-9]`
 const THREE_ASCII_DIGITS: Stage = &[seq(&[exactly(3, of(DIGIT_ASCII))])];
 /// `[\r\n]`
@@ -506,6 +510,8 @@ pub static ALL: &[PreTokenizer] = &[
         add_bos: false,
     },
     row(&["laguna"], &[LINES, QWEN2]),
+    row(&["tiny_aya", "cohere2moe"], &[GROUPS_OF_WORDS, GPT4O]),
+    row(&["superbpe"], &[DIGITS, GROUPS]),
     row(&["gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"], &[GPT4O]),
     PreTokenizer {
         names: &["granite-embed-multi-97m"],

@@ -86,6 +86,11 @@ PRE = {
     "granite-embed-multi-97m": split(
         rf"{CAPITALIZED}{LLAMA_CASE}?|{CAPITALS}{LLAMA_CASE}?|\p{{N}}{{1,3}}|{SIGNS_SLASH}|{TAIL}"
     ),
+    "tiny_aya": split(
+        r"\d{1,3}(?=(?:\d{3})*\b)",
+        rf"{CAPITALIZED}{LLAMA_CASE}?|{CAPITALS}{LLAMA_CASE}?|\p{{N}}{{1,3}}|{SIGNS_SLASH}|{TAIL}",
+    ),
+    "superbpe": split(r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
     "youtu": split(
         "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
         rf"{CAPITALIZED}{LLAMA_CASE}?|{CAPITALS}{LLAMA_CASE}?|\p{{N}}|{SIGNS_SLASH}|{TAIL}",
