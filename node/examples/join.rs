@@ -2,8 +2,8 @@
 //!
 //! `cargo run -p shoal-node --example join [CODE]`
 //!
-//! The command line is the interface: what `shoal join` takes goes here too, and what it prints, with `--json` an object a line, is
-//! the program's standard output. A node computes in processes of its own, which are this program started again with the
+//! The command line is the interface: what `shoal join` takes goes here too. With `--quiet` it prints nothing but errors, so that
+//! standard output is the program's own. A node computes in processes of its own, which are this program started again with the
 //! word `worker`: `main` begins with that.
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     // A home of its own: the user's node, if one runs, is another.
     let home = std::env::temp_dir().join(format!("shoal-example-{}", std::process::id()));
     let mut join: Vec<OsString> =
-        ["shoal", "--config", "none", "join", "--ask-only", "--json"].map(Into::into).to_vec();
+        ["shoal", "--config", "none", "join", "--ask-only", "--quiet"].map(Into::into).to_vec();
     join.extend(["--home".into(), home.clone().into()]);
     join.extend(words.into_iter().skip(1));
     let node = thread::spawn(|| shoal(join));

@@ -11,7 +11,8 @@
 # CARGO_BUILD_TARGET, which cargo reads too, names the platform where it is not this machine's.
 #
 # SHOAL_LIBRARY=FILE packs that libshoal (`cargo build --release -p shoal-embed`) with its header and an example, for
-# programs in C: libshoal-VERSION-SYSTEM-MACHINE.tar.gz. Wheels for Python that lie in DIR are summed too.
+# programs in C: libshoal-VERSION-SYSTEM-MACHINE.tar.gz. Wheels for Python that lie in DIR are summed too, and what they are made
+# of is listed beside them.
 #
 # SHOAL_SIGN_KEY=FILE signs the archive with that secret key of minisign (`minisign -G` makes one), which adds
 # shoal-VERSION-SYSTEM-MACHINE.tar.gz.minisig: `shoal upgrade` takes nothing without it. SHOAL_RELEASE_KEY=KEY gives the
@@ -75,6 +76,11 @@ if [ -n "${SHOAL_LIBRARY:-}" ]; then
     cp "$root/node/embed/examples/story.c" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/lib$name/"
     pack "lib$name"
 fi
+for wheel in "$out"/*.whl; do
+    [ -f "$wheel" ] || continue
+    "$here/sbom.sh" "$wheel" "" "${CARGO_BUILD_TARGET:-}" shoal-python >"${wheel%.whl}.cdx.json" \
+        || fail "without a list of its crates the wheel is not summed"
+done
 cp "$here/install.sh" "$out/install.sh"
 (
     cd "$out"

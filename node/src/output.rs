@@ -15,8 +15,23 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
+/// Whether commands of this process say nothing.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on commands of this process print nothing but errors: its standard output is for something else.
+pub fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
+fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed)
+}
+
 /// One JSON value on one line, flushed: a reader sees it at once.
 pub fn json_line(value: &impl Serialize) -> Result<()> {
+    if is_silent() {
+        return Ok(());
+    }
     // Through a value: numbers are written as everywhere else, whatever their type.
     let value = serde_json::to_value(value)?;
     let mut out = io::stdout().lock();
@@ -28,6 +43,9 @@ pub fn json_line(value: &impl Serialize) -> Result<()> {
 
 /// Text as it is, flushed.
 pub fn text(text: &str) -> Result<()> {
+    if is_silent() {
+        return Ok(());
+    }
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -38,6 +56,10 @@ pub fn text(text: &str) -> Result<()> {
 /// a job, a line every half minute.
 pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what);
+    if is_silent() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+        return bar;
+    }
     if !io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
         let watched = bar.downgrade();
@@ -89,7 +111,7 @@ pub struct Waiting(Option<(mpsc::SyncSender<()>, thread::JoinHandle<()>)>);
 impl Waiting {
     /// Shown only where a person watches.
     pub fn start(what: &'static str) -> Self {
-        if !io::stderr().is_terminal() {
+        if is_silent() || !io::stderr().is_terminal() {
             return Self(None);
         }
         let (over, wait) = mpsc::sync_channel::<()>(0);

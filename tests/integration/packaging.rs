@@ -290,6 +290,10 @@ fn what_other_programs_embed_is_packed_beside_the_program() {
         names.find(|name| name.starts_with(start) && name.ends_with(end)).map(str::to_owned)
     };
     assert!(named("shoal-", ".whl").is_some() && named("shoal-", ".tar.gz").is_some(), "{sums}");
+    let wheel: Value =
+        serde_json::from_slice(&fs::read(out.join("shoal-1.0.0-cp310-abi3-any.cdx.json")).unwrap()).unwrap();
+    assert_eq!(wheel["metadata"]["component"]["name"], "shoal-python");
+    assert!(named("shoal-1.0.0-cp310-abi3-any", ".cdx.json").is_some(), "{sums}");
     let archive = out.join(named("libshoal-1.0.0-", ".tar.gz").unwrap());
     let listed = said(&Command::new("tar").arg("-tzf").arg(&archive).output().unwrap());
     for part in ["/lib/libshoal.so", "/include/shoal.h", "/story.c", "/LICENSE-MIT", "/libshoal.cdx.json"] {

@@ -113,9 +113,20 @@ pub struct JoinArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub api: super::api::NodeApiArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub talk: TalkArgs,
+}
+
+/// How a node talks with what started it.
+#[derive(Debug, Clone, Args)]
+pub struct TalkArgs {
     /// One JSON object per line
     #[arg(long)]
     pub json: bool,
+    /// Print nothing but errors, and ask nothing: for programs that hold a node, and for services
+    #[arg(short, long, conflicts_with_all = ["json", "ask"])]
+    pub quiet: bool,
     /// Stop when standard input closes: for programs that start nodes
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,

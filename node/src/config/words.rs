@@ -19,7 +19,7 @@ pub(super) const SHARED: &[&str] = &[
     "ollama_registry",
 ];
 /// Flags that say something about one call, not about a node.
-pub(super) const NEVER: &[&str] = &["json", "help", "version", "config", "ask"];
+pub(super) const NEVER: &[&str] = &["json", "quiet", "help", "version", "config", "ask"];
 /// A table of the file: its name, the command it is about, and the flags it may hold (all of them when empty).
 pub(super) const TABLES: &[(&str, &[&str], &[&str])] = &[
     ("join", &["join"], &[]),

@@ -52,6 +52,9 @@ const LOG_PART: u64 = 16;
 
 pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let opened = args.agree.ask;
+    if args.talk.quiet {
+        output::silence();
+    }
     let joined = stay(args);
     match joined {
         Err(why) if opened => Err(link::shown(why)),
@@ -85,14 +88,14 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     }
     if Reference::parse(&args.engine.model).is_some() {
         // What a registry names has no content id before it is here.
-        let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.json };
+        let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.talk.json };
         args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
-    let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.json };
+    let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.talk.json };
     if args.api.http.draft.model().is_some_and(|name| Reference::parse(name).is_some()) {
         obtain::drafter(&mut args.api.http.draft, terms)?;
     }
-    let known = runtime()?.block_on(known(&library::home()?, &args.sources, args.json))?;
+    let known = runtime()?.block_on(known(&library::home()?, &args.sources, args.talk.json))?;
     let which = which(&args, &args.engine.model, &home, &known)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
@@ -179,7 +182,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         }
     })
     .map_err(|e| Error::Io(io::Error::other(e)))?;
-    if args.until_stdin_closes {
+    if args.talk.until_stdin_closes {
         thread::spawn(move || {
             let _ = io::stdin().read_to_end(&mut Vec::new());
             stop.send_replace(true);
@@ -187,7 +190,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     }
     runtime()?.block_on(async {
         let (notices, mut news) = mpsc::channel(NEWS);
-        let json = args.json;
+        let json = args.talk.json;
         let printer = tokio::spawn(async move {
             let mut waiting = Some(Waiting::start("loading the model"));
             while let Some(notice) = news.recv().await {
@@ -265,7 +268,7 @@ fn asks(args: &JoinArgs, serve: &Serve) -> bool {
         Serve::These(ranges) => !ranges.is_empty(),
         Serve::Scarcest(cap) => *cap > 0,
     };
-    serves && !args.agree.yes && !args.json && io::stdin().is_terminal()
+    serves && !args.agree.yes && !args.talk.json && !args.talk.quiet && io::stdin().is_terminal()
 }
 
 /// Says what will happen before it does; a person at a terminal may still say no.
@@ -276,7 +279,7 @@ fn agree(
     num_layers: u32,
     known: &[Signed],
 ) -> Result<()> {
-    if args.json {
+    if args.talk.json {
         return Ok(());
     }
     let Some(header) = header else {
