@@ -13,11 +13,11 @@
 //! | memory and files without end | resource limits |
 //!
 //! What such a process works with is open already: the process that starts it opens the files and hands them over
-//! ([`crate::platform::handed_files`]), or, for a command that confines itself, the command opened them. Limits are set once, as high as the
-//! work may need, since the filter forbids setting them.
+//! ([`crate::platform::handed_files`]), or, for a command that confines itself, the command opened them. Limits are set once, as
+//! high as the work may need, since the filter forbids setting them.
 //!
-//! Limits: outside Linux only resource limits hold, and none of memory, which `shoal doctor` says ([`WITHOUT_FILTER`]). What the
-//! kernel lacks is said in [`Confinement`], and is no error.
+//! Limits: outside Linux only resource limits hold, and none of memory; on Windows none, and a process opens the files that it is
+//! named. `shoal doctor` says so ([`WITHOUT_FILTER`]). What the kernel lacks is said in [`Confinement`], and is no error.
 //! Computing on a graphics card needs its driver's files, calls and mappings: there is no filter and no limit of address space
 //! then ([`enter_worker`]), which `shoal doctor` says.
 
