@@ -239,9 +239,9 @@ pub fn runs_already(home: &Path) -> Error {
 }
 
 /// Opens the socket. A node that runs already keeps it.
-pub async fn listen(home: &Path) -> Result<Listener> {
+pub fn listen(home: &Path) -> Result<Listener> {
     let path = socket(home);
-    if control_socket::connect(&path).await.is_ok() {
+    if is_running(home) {
         return Err(runs_already(home));
     }
     Listener::bind(&path).map_err(|e| {

@@ -12,7 +12,7 @@ pub(crate) trait Fma {
 
 impl Fma for f32 {
     #[inline(always)]
-    #[cfg_attr(not(all(windows, target_env = "gnu")), allow(clippy::disallowed_methods))]
+    #[allow(clippy::disallowed_methods)]
     fn fma(self, by: Self, plus: Self) -> Self {
         #[cfg(all(windows, target_env = "gnu"))]
         return libm::fmaf(self, by, plus);
@@ -23,7 +23,7 @@ impl Fma for f32 {
 
 impl Fma for f64 {
     #[inline(always)]
-    #[cfg_attr(not(all(windows, target_env = "gnu")), allow(clippy::disallowed_methods))]
+    #[allow(clippy::disallowed_methods)]
     fn fma(self, by: Self, plus: Self) -> Self {
         #[cfg(all(windows, target_env = "gnu"))]
         return libm::fma(self, by, plus);

@@ -100,7 +100,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     // What its states may take is promised to no session.
     let draft_bytes = drafter.as_ref().map_or(0, |_| serve::share_bytes(worker.kv_bytes));
     worker.kv_bytes -= draft_bytes;
-    let listener = control::listen(&home).await?;
+    let listener = control::listen(&home)?;
     let (network, mut events) =
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);

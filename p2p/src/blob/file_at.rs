@@ -3,9 +3,9 @@
 //! Unix has them. Windows moves the file's cursor with each, which nothing here depends on.
 
 #[cfg(unix)]
-pub(super) use std::os::unix::fs::FileExt as FileAt;
+pub use std::os::unix::fs::FileExt as FileAt;
 #[cfg(windows)]
-pub(super) use windows::FileAt;
+pub use windows::FileAt;
 
 #[cfg(windows)]
 mod windows {
@@ -14,8 +14,14 @@ mod windows {
     /// As Unix's trait.
     pub trait FileAt {
         /// Reads as many bytes as `into` has room for, from `at` on.
+        ///
+        /// # Errors
+        /// Those of the system; fewer bytes.
         fn read_exact_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
         /// Writes all of `bytes` from `at` on.
+        ///
+        /// # Errors
+        /// Those of the system.
         fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
     }
 

@@ -44,6 +44,7 @@ pub mod wire;
 
 use std::{fmt, io, path::PathBuf};
 
+pub use file_at::FileAt;
 pub use groups::GroupSet;
 pub use http::HttpSource;
 pub use outboard::Outboard;

@@ -260,16 +260,15 @@ async fn run(shared: &Shared) -> io::Result<Over> {
     let (child, ours) = Child::start(shared.program.clone(), &["worker", "--engine"], false).await?;
     // Small enough for the socket's buffer, so nothing waits for a reader that is slow.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(Box::new(spec)))?)?;
+    let hand = |handed| handed_files::send(&ours, &[handed]);
     for located in [&located, &drafter, &head].into_iter().flatten() {
         let paths = located.paths();
         let files = located.files().zip(&paths).map(|((file, _), path)| Handed::read(file, path));
         let files: Vec<_> = files.collect();
         files.chunks(handed_files::MAX_FILES).try_for_each(|files| handed_files::send(&ours, files))?;
-        let panels = located.panels.iter().map(|panels| Handed::write(panels, &located.path));
-        panels.into_iter().try_for_each(|panels| handed_files::send(&ours, &[panels]))?;
+        located.panels.iter().try_for_each(|panels| hand(Handed::write(panels, &located.path)))?;
     }
-    let states = ticket.iter().map(|ticket| Handed::write(&ticket.file, &ticket.path));
-    states.into_iter().try_for_each(|states| handed_files::send(&ours, &[states]))?;
+    ticket.iter().try_for_each(|ticket| hand(Handed::write(&ticket.file, &ticket.path)))?;
     ours.set_nonblocking(true)?;
     let (mut read, mut write) = Stream::from_std(ours)?.into_split();
     let (sender, mut messages) = mpsc::unbounded_channel::<Vec<u8>>();

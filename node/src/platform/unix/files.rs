@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-pub use std::os::unix::fs::FileExt as FileAt;
+pub use p2p::blob::FileAt;
 
 use crate::platform::Stamp;
 
@@ -52,7 +52,7 @@ impl NoLinks for OpenOptions {
     }
 }
 
-/// Whether nobody but the owner has rights to it.
+/// Whether only the owner has rights to it.
 pub fn is_owners_only(about: &Metadata) -> bool {
     about.permissions().mode() & OTHERS == 0
 }
@@ -92,7 +92,7 @@ pub fn be_private() {
 /// # Errors
 /// Those of the system.
 pub fn give_to_owner(folder: &Path, file: &Path) -> io::Result<()> {
-    let (folder, about) = (fs::metadata(folder)?, fs::symlink_metadata(file)?);
+    let (Ok(folder), Ok(about)) = (fs::metadata(folder), fs::symlink_metadata(file)) else { return Ok(()) };
     if folder.uid() != about.uid() && about.is_file() && about.nlink() == 1 {
         lchown(file, Some(folder.uid()), Some(folder.gid()))?;
     }

@@ -5,11 +5,13 @@
 use std::{
     fs::{DirBuilder, File, Metadata, OpenOptions, Permissions},
     io,
-    os::windows::fs::{FileExt, OpenOptionsExt},
+    os::windows::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use winapi_util::file::information;
+
+pub use p2p::blob::FileAt;
 
 use crate::platform::Stamp;
 
@@ -46,43 +48,7 @@ impl NoLinks for OpenOptions {
     }
 }
 
-/// As Unix's trait.
-pub trait FileAt {
-    /// Reads as many bytes as `into` has room for, from `at` on.
-    ///
-    /// # Errors
-    /// Those of the system; fewer bytes.
-    fn read_exact_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
-    /// Writes all of `bytes` from `at` on.
-    ///
-    /// # Errors
-    /// Those of the system.
-    fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
-}
-
-impl FileAt for File {
-    fn read_exact_at(&self, mut into: &mut [u8], mut at: u64) -> io::Result<()> {
-        while !into.is_empty() {
-            match self.seek_read(into, at)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => (into, at) = (&mut into[n..], at + n as u64),
-            }
-        }
-        Ok(())
-    }
-
-    fn write_all_at(&self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match self.seek_write(bytes, at)? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                n => (bytes, at) = (&bytes[n..], at + n as u64),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Whether nobody but the owner has rights to it, which is not looked at.
+/// Whether only the owner has rights to it, which is not looked at.
 pub fn is_owners_only(_: &Metadata) -> bool {
     true
 }
