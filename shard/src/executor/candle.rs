@@ -27,8 +27,8 @@ use crate::{
     gguf::Gguf,
     kernels::{KvShape, Pairing},
     models::{
-        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, HEAD_NORM, Layer,
-        NormKind, Softmax, factors, layer_name,
+        Activation, Attention, Blueprint, Dense, Experts, Factors, FeedForward, Frequencies, HEAD_NORM,
+        Layer, NormKind, Softmax, layer_name,
     },
     round::Rounding,
     state::LayerState,
@@ -156,7 +156,7 @@ impl CandleShard {
             }
             return Ok(());
         }
-        if factors(gguf, &self.blueprint, name).is_some() {
+        if Factors::read(gguf, &self.blueprint, &tensor).is_some() {
             return Err(Error::unsupported("factors of matrices by this executor"));
         }
         let (cols, stacked) = (tensor.cols(), tensor.info.dims.get(2).map_or(1, |&n| n as usize));

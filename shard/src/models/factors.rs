@@ -5,16 +5,31 @@
 //! own. `attn_q.input_scale` says how such checkpoints round what goes into a product; ours is rounded by profile `d1`.
 
 use super::{Blueprint, tensors::split};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Tensor};
 
-/// The factors on the products of the matrix `weight`: one, or one for each matrix of a stack. `None` where the file has none, or
-/// where the family uses a tensor of that name for something else.
-pub fn factors(gguf: &Gguf, blueprint: &Blueprint, weight: &str) -> Option<Vec<f32>> {
-    let name = format!("{}.scale", weight.strip_suffix(".weight")?);
-    let tensor = gguf.tensor(&name)?;
-    let layer = split(&name).and_then(|(layer, suffix)| Some((blueprint.layers.get(layer)?, suffix)));
-    if layer.is_some_and(|(layer, suffix)| layer.has(suffix)) {
-        return None;
+/// The factors on the products of a matrix: one, or one for each matrix of a stack.
+pub struct Factors {
+    each: Vec<f32>,
+    /// Rows that have the same factor.
+    rows: usize,
+}
+
+impl Factors {
+    /// Those of the matrix `weight`. `None` where the file has none, or where the family uses a tensor of that name for something
+    /// else.
+    pub fn read(gguf: &Gguf, blueprint: &Blueprint, weight: &Tensor<'_>) -> Option<Self> {
+        let name = format!("{}.scale", weight.info.name.strip_suffix(".weight")?);
+        let tensor = gguf.tensor(&name)?;
+        let layer = split(&name).and_then(|(layer, suffix)| Some((blueprint.layers.get(layer)?, suffix)));
+        if layer.is_some_and(|(layer, suffix)| layer.has(suffix)) {
+            return None;
+        }
+        let each = tensor.to_f32();
+        Some(Self { rows: weight.rows() / each.len(), each })
     }
-    Some(tensor.to_f32())
+
+    /// The factor of row `index` of the matrix or stack.
+    pub fn of(&self, index: usize) -> f32 {
+        self.each[index / self.rows]
+    }
 }

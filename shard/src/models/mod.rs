@@ -73,7 +73,7 @@ pub use blueprint::{
 };
 pub use cost::layer_costs;
 pub use ends::{Embedding, HEAD_NORM, Head, Ranks};
-pub use factors::factors;
+pub use factors::Factors;
 pub use rope::{Frequencies, Rope, Scaling};
 pub use tensors::{Need, Rule, layer_name};
 

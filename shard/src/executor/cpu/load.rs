@@ -8,7 +8,7 @@ use crate::{
     Result,
     gguf::{Gguf, Tensor},
     kernels::{Cpu, Matrix, panel_file::Name},
-    models::{Blueprint, factors},
+    models::{Blueprint, Factors},
 };
 
 /// A matrix and what is added to its products.
@@ -76,11 +76,9 @@ impl Loader<'_> {
             let expert = parts.first().map_or(0, |part| part.start / of_expert.max(1));
             inputs.watch(&tensor.info.name, (expert, tensor.rows() / of_expert.max(1)), tensor.cols())
         });
-        let factor = factors(self.gguf, self.blueprint, &tensor.info.name).map_or(1.0, |factors| {
-            // One for all rows, or one for each matrix of the stack.
-            let stack = (tensor.rows() / factors.len()).max(1);
-            factors[parts.first().map_or(0, |part| part.start / stack)]
-        });
+        let first = parts.first().map_or(0, |part| part.start);
+        let factor =
+            Factors::read(self.gguf, self.blueprint, tensor).map_or(1.0, |factors| factors.of(first));
         self.found(tensor, parts, bytes).map(|matrix| matrix.times(factor).marked(mark))
     }
 

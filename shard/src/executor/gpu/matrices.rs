@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    models::{Blueprint, factors},
+    models::{Blueprint, Factors},
     quant::{ACTIVATION_BLOCK, Format},
 };
 
@@ -116,17 +116,13 @@ impl Uploader<'_> {
     pub fn rows(&self, prefix: &str) -> Result<Rows<'_>> {
         let tensor = self.gguf.require(&format!("{prefix}.weight"))?;
         let row_bytes = tensor.bytes.len() / tensor.rows();
-        // One for all rows, or one for each matrix of the stack.
-        let each = |factors: Vec<f32>| {
-            let rows = tensor.rows() / factors.len();
-            factors.into_iter().flat_map(|factor| std::iter::repeat_n(factor, rows)).collect()
-        };
+        let each = |factors: Factors| (0..tensor.rows()).map(|row| factors.of(row)).collect();
         Ok(Rows {
             format: tensor.format,
             cols: tensor.cols(),
             rows: tensor.bytes.chunks_exact(row_bytes).collect(),
             bias: self.vector(&format!("{prefix}.bias")),
-            factors: factors(self.gguf, self.blueprint, &tensor.info.name).map(each),
+            factors: Factors::read(self.gguf, self.blueprint, &tensor).map(each),
         })
     }
 

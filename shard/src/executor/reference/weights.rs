@@ -4,7 +4,7 @@ use super::Arithmetic;
 use crate::{
     Result,
     gguf::Gguf,
-    models::{Blueprint, factors},
+    models::{Blueprint, Factors},
     quant::{self, QuantizedRow},
 };
 
@@ -14,8 +14,8 @@ pub(super) struct Weights {
     format: &'static quant::Format,
     bytes: Vec<u8>,
     pub values: Vec<f32>,
-    /// What products are multiplied by: nothing, one number, or one for each matrix of a stack.
-    factors: Vec<f32>,
+    /// What products are multiplied by.
+    factors: Option<Factors>,
 }
 
 /// Some rows of a matrix.
@@ -33,7 +33,7 @@ impl Weights {
     pub fn read(gguf: &Gguf, blueprint: &Blueprint, name: &str) -> Result<Self> {
         let tensor = gguf.require(name)?;
         let (cols, format, bytes) = (tensor.cols(), tensor.format, tensor.bytes.to_vec());
-        let factors = factors(gguf, blueprint, name).unwrap_or_default();
+        let factors = Factors::read(gguf, blueprint, &tensor);
         Ok(Self { cols, format, bytes, values: tensor.to_f32(), factors })
     }
 
@@ -46,10 +46,7 @@ impl Weights {
     pub fn slice(&self, first: usize, count: usize) -> Slice<'_> {
         let all = self.values.len() / self.cols;
         let row = self.bytes.len() / all;
-        let factor = match self.factors.len() {
-            0 => 1.0,
-            matrices => self.factors[first / (all / matrices)],
-        };
+        let factor = self.factors.as_ref().map_or(1.0, |factors| factors.of(first));
         let bytes = &self.bytes[first * row..(first + count) * row];
         let values = &self.values[first * self.cols..(first + count) * self.cols];
         Slice { format: self.format, bytes, row, values, factor }
