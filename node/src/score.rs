@@ -1,10 +1,11 @@
-//! How well a model predicts a text, and what rounding at the cuts of a `q8` session or another kind of session changes
-//! about it.
+//! How well a model predicts a text, and what rounding at the cuts of a `q8` session, another kind of session, or the profile's
+//! arithmetic changes about it.
 //!
 //! The text is read in windows as long as the context, each after the token that begins a sequence if the model has one.
-//! Every window goes through the model twice when there is something to compare: exact and dense, and with the change. Per predicted token the figures are the usual ones: the negative log-likelihood (its mean, exponentiated, is
-//! perplexity), the Kullback-Leibler divergence of the changed distribution from the exact one, and whether both hold
-//! the same token for the likeliest: of all tokens, and by how many positions lie behind a token.
+//! Every window goes through the model twice when there is something to compare: exact and dense, and with the change; the exact
+//! one may be another executor, the oracle in `f32`. Per predicted token the figures are the usual ones: the negative
+//! log-likelihood (its mean, exponentiated, is perplexity), the Kullback-Leibler divergence of the changed distribution from the
+//! exact one, and whether both hold the same token for the likeliest: of all tokens, and by how many positions lie behind a token.
 //!
 //! Limits: two copies of the logits of one pass are in memory; windows do not overlap, so the first tokens of each are
 //! predicted with little to look back at.
@@ -29,6 +30,8 @@ pub struct Score {
     pub changed: Option<Changed>,
     /// The same by position: behind fewer than 256 positions, fewer than 512, 1024 and so on; none is without tokens.
     pub buckets: Vec<Bucket>,
+    /// The divergence of each predicted token in the order of the text, in nats; empty without a comparison.
+    pub divergences: Vec<f32>,
 }
 
 /// The figures of the tokens with between `from` and twice as many positions behind them.
@@ -94,10 +97,32 @@ impl Score {
     }
 }
 
-/// A model about to read a text.
-pub struct Scorer<'a> {
+/// A whole model that reads.
+struct Reader<'a> {
     executor: &'a dyn Executor,
     workspace: Workspace,
+}
+
+impl<'a> Reader<'a> {
+    fn new(executor: &'a dyn Executor, chunk: usize) -> Result<Self> {
+        let workspace = Workspace::new(executor, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
+        Ok(Self { executor, workspace })
+    }
+
+    /// The logits after each of `ids`.
+    fn read(&mut self, state: &mut SessionState, rounding: &Rounding, ids: &[u32]) -> Result<&[f32]> {
+        let item = Item { state, input: Input::Tokens(ids), output: Output::All };
+        self.executor.run(&mut self.workspace, self.executor.range(), rounding, &mut [item])?;
+        Ok(self.workspace.logits(0))
+    }
+}
+
+/// A model about to read a text.
+pub struct Scorer<'a> {
+    reader: Reader<'a>,
+    /// Whose figures are the exact ones; the reader's without a change where there is none.
+    reference: Option<Reader<'a>>,
+    chunk: usize,
     change: Change<'a>,
     exact: Vec<f32>,
 }
@@ -106,8 +131,13 @@ impl<'a> Scorer<'a> {
     /// Reads with a whole model in passes of at most `chunk` rows; `change` may be none.
     pub fn new(executor: &'a dyn Executor, change: Change<'a>, chunk: usize) -> Result<Self> {
         let chunk = chunk.clamp(1, executor.context());
-        let workspace = Workspace::new(executor, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
-        Ok(Self { executor, workspace, change, exact: Vec::new() })
+        let reader = Reader::new(executor, chunk)?;
+        Ok(Self { reader, reference: None, chunk, change, exact: Vec::new() })
+    }
+
+    /// Compares with what `reference`, the same model with the same context, computes.
+    pub fn against(self, reference: &'a dyn Executor) -> Result<Self> {
+        Ok(Self { reference: Some(Reader::new(reference, self.chunk)?), ..self })
     }
 
     /// Scores `ids`, which begin with `lead` where the model wants such a token; `on_progress` gets the tokens done.
@@ -121,7 +151,7 @@ impl<'a> Scorer<'a> {
         on_progress: &mut dyn FnMut(usize),
     ) -> Result<Score> {
         let text = &ids[usize::from(lead.is_some() && ids.first() == lead.as_ref())..];
-        let room = self.executor.context() - usize::from(lead.is_some());
+        let room = self.reader.executor.context() - usize::from(lead.is_some());
         let mut score = Score::default();
         for window in text.chunks(room.max(1)) {
             let window: Vec<u32> = lead.into_iter().chain(window.iter().copied()).collect();
@@ -136,43 +166,43 @@ impl<'a> Scorer<'a> {
 
     /// Every token of `ids` but the first is predicted.
     fn window(&mut self, ids: &[u32], score: &mut Score) -> Result<()> {
-        let mut exact_state = self.executor.new_state();
-        let mut changed_state = self.executor.new_state_with(self.executor.range(), self.change.kind)?;
-        let vocab = self.executor.blueprint().vocab;
+        let Self { reader, reference, .. } = self;
+        let executor = reader.executor;
+        let mut exact_state = reference.as_ref().map_or(executor, |reference| reference.executor).new_state();
+        let mut changed_state = executor.new_state_with(executor.range(), self.change.kind)?;
+        let vocab = executor.blueprint().vocab;
+        let compares = reference.is_some() || !self.change.is_none();
         let given = &ids[..ids.len() - 1];
         let mut wanted = &ids[1..];
-        for part in given.chunks(self.workspace.capacity().rows) {
-            self.pass(&mut exact_state, &Rounding::NONE, part)?;
+        for part in given.chunks(self.chunk) {
+            let exact = reference.as_mut().unwrap_or(reader).read(&mut exact_state, &Rounding::NONE, part)?;
             self.exact.clear();
-            self.exact.extend_from_slice(self.workspace.logits(0));
+            self.exact.extend_from_slice(exact);
             let position = exact_state.len() - part.len();
-            if !self.change.is_none() {
-                self.pass(&mut changed_state, self.change.rounding, part)?;
-            }
+            let changed = match compares {
+                true => reader.read(&mut changed_state, self.change.rounding, part)?,
+                false => &self.exact,
+            };
             let (here, rest) = wanted.split_at(part.len());
             wanted = rest;
-            let rows = self.exact.chunks_exact(vocab).zip(self.workspace.logits(0).chunks_exact(vocab));
+            let rows = self.exact.chunks_exact(vocab).zip(changed.chunks_exact(vocab));
             for (behind, ((exact, changed), &id)) in (position..).zip(rows.zip(here)) {
                 let log_sum = log_sum_exp(exact);
                 let nats = log_sum - f64::from(exact[id as usize]);
                 score.predicted += 1;
                 score.exact_nats += nats;
-                let difference = (!self.change.is_none()).then(|| compare((exact, log_sum), changed, id));
+                let difference = compares.then(|| compare((exact, log_sum), changed, id));
                 let bucket = score.bucket(behind);
                 bucket.predicted += 1;
                 bucket.exact_nats += nats;
                 if let Some(difference) = difference {
                     bucket.changed.get_or_insert_default().add(difference);
                     score.changed.get_or_insert_default().add(difference);
+                    score.divergences.push(difference.divergence_nats as f32);
                 }
             }
         }
         Ok(())
-    }
-
-    fn pass(&mut self, state: &mut SessionState, rounding: &Rounding, ids: &[u32]) -> Result<()> {
-        let item = Item { state, input: Input::Tokens(ids), output: Output::All };
-        Ok(self.executor.run(&mut self.workspace, self.executor.range(), rounding, &mut [item])?)
     }
 }
 
@@ -218,7 +248,7 @@ mod tests {
     use std::sync::Arc;
 
     use shard::{
-        executor::Device,
+        executor::{Device, reference::Arithmetic},
         gguf::Gguf,
         kernels::{Cpu, Isa, threads::Pool},
         quant,
@@ -243,27 +273,62 @@ mod tests {
         assert!((log_sum_exp(&[1e4, 1e4]) - (1e4 + 2f64.ln())).abs() < 1e-9);
     }
 
+    const SHAPE: Shape = Shape {
+        family: shard::synthetic::Family::Llama,
+        layers: 4,
+        hidden: 64,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 32,
+        feed_forward: 96,
+        vocab: 101,
+        context: 64,
+        tied: true,
+        experts: None,
+    };
+
+    fn model() -> Arc<Gguf> {
+        let bytes = SHAPE.to_bytes(quant::by_name("q8_0").unwrap(), 1).unwrap();
+        Arc::new(Gguf::from_bytes(bytes).unwrap())
+    }
+
+    fn processor() -> Device {
+        Device::Cpu(Arc::new(Cpu::new(Isa::detect(), Pool::new(1, false))))
+    }
+
+    fn text() -> Vec<u32> {
+        let mut random = Random(4);
+        (0..150).map(|_| random.below(SHAPE.vocab) as u32).collect()
+    }
+
+    #[test]
+    fn what_the_arithmetic_changes_is_told_against_the_oracle() {
+        let (gguf, ids) = (model(), text());
+        let on = |device: &Device| crate::model::load_whole(&gguf, device, SHAPE.context).unwrap();
+        let executor = on(&processor());
+        let change = Change { rounding: &Rounding::NONE, kind: SessionKind::DEFAULT };
+        let against = |arithmetic, chunk| {
+            let oracle = on(&Device::Reference(arithmetic));
+            let scorer = Scorer::new(&*executor, change, chunk).unwrap().against(&*oracle).unwrap();
+            { scorer }.score(Some(7), &ids, &mut |_| {}).unwrap()
+        };
+        let (float, rounded) = (against(Arithmetic::Float, 64), against(Arithmetic::Rounded, 64));
+        let own = Scorer::new(&*executor, change, 64).unwrap().score(Some(7), &ids, &mut |_| {}).unwrap();
+        let mean = |score: &Score| score.changed.unwrap().divergence_nats / score.predicted as f64;
+        assert!((1e-7..1e-2).contains(&mean(&float)), "{float:?}");
+        assert!(mean(&rounded) < mean(&float) / 100.0, "it rounds where the oracle does: {rounded:?}");
+        assert_eq!(float.changed.unwrap().nats, own.exact_nats, "the changed one is the executor's own");
+        assert_ne!(float.exact_nats, own.exact_nats);
+        assert_eq!(against(Arithmetic::Float, 5), float, "passes do not show");
+        let told: f64 = float.divergences.iter().map(|nats| f64::from(*nats)).sum();
+        assert_eq!(float.divergences.len(), float.predicted);
+        assert!((told / float.changed.unwrap().divergence_nats - 1.0).abs() < 1e-5, "{told}");
+    }
+
     #[test]
     fn windows_and_passes_do_not_change_a_score_and_cuts_do() {
-        let shape = Shape {
-            family: shard::synthetic::Family::Llama,
-            layers: 4,
-            hidden: 64,
-            heads: 2,
-            kv_heads: 1,
-            head_dim: 32,
-            feed_forward: 96,
-            vocab: 101,
-            context: 64,
-            tied: true,
-            experts: None,
-        };
-        let gguf =
-            Arc::new(Gguf::from_bytes(shape.to_bytes(quant::by_name("q8_0").unwrap(), 1).unwrap()).unwrap());
-        let device = Device::Cpu(Arc::new(Cpu::new(Isa::detect(), Pool::new(1, false))));
-        let executor = crate::model::load_whole(&gguf, &device, shape.context).unwrap();
-        let mut random = Random(4);
-        let ids: Vec<u32> = (0..150).map(|_| random.below(shape.vocab) as u32).collect();
+        let (gguf, ids) = (model(), text());
+        let executor = crate::model::load_whole(&gguf, &processor(), SHAPE.context).unwrap();
         let score = |boundaries: &[u32], chunk, lead| {
             let rounding = Rounding { boundaries: boundaries.to_vec(), ..Rounding::NONE };
             let change = Change { rounding: &rounding, kind: SessionKind::DEFAULT };

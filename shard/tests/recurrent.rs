@@ -10,7 +10,7 @@ use scheduler::LayerRange;
 use shard::{
     executor::{
         Capacity, Device, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard, fingerprint,
-        load,
+        load, reference::Arithmetic,
     },
     gguf::Gguf,
     kernels::{DeltaShape, Isa, Mamba2Shape},
@@ -198,8 +198,14 @@ fn two_states_of_one_layer_stay_together() {
 fn the_oracle_computes_the_same_family() {
     for gguf in models() {
         let shard = whole(&gguf);
-        let oracle =
-            load(&Device::Reference, &gguf, range(0, LAYERS), Ends::BOTH, Options::default()).unwrap();
+        let oracle = load(
+            &Device::Reference(Arithmetic::Rounded),
+            &gguf,
+            range(0, LAYERS),
+            Ends::BOTH,
+            Options::default(),
+        )
+        .unwrap();
         let ids = tokens(40, 101, 6);
         let logits = |executor: &dyn Executor| {
             let mut ws = Workspace::new(executor, Capacity { rows: 40, items: 1, logit_rows: 40 }).unwrap();

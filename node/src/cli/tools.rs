@@ -68,6 +68,10 @@ pub struct EvalArgs {
     /// standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "greedy", "logits", "layers"])]
     pub text: Option<PathBuf>,
+    /// Compare with the model in f32, weights as in the file, by the plain loops that specify the engine (slow: seconds a token
+    /// for a billion weights): how far each token's distribution is from that one, after what --wire and --attention change
+    #[arg(long, requires = "text", conflicts_with = "imatrix")]
+    pub reference: bool,
     /// Write how much each input of each matrix matters for the text (an importance matrix, GGUF) for `shoal convert --imatrix`
     #[arg(long, value_name = "FILE", requires = "text")]
     pub imatrix: Option<PathBuf>,

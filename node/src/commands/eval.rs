@@ -1,5 +1,5 @@
 //! `shoal eval`: logits after a list of tokens, whole or cut into shards; or how well a text is predicted, and what the
-//! rounding of a `q8` session or another kind of attention changes about it.
+//! rounding of a `q8` session, another kind of attention, or the engine's own arithmetic changes about it.
 
 use std::{fs::File, io::BufWriter, sync::Arc, time::Instant};
 
@@ -7,7 +7,7 @@ use scheduler::LayerRange;
 use serde_json::{Value, json};
 use shard::{
     convert::importance,
-    executor::{Chain, Device, Options, argmax, whole_range},
+    executor::{Chain, Device, Ends, Options, argmax, load, reference::Arithmetic, whole_range},
     gguf::Gguf,
     kernels::Inputs,
     models::Blueprint,
@@ -50,7 +50,16 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     let ids = model.tokenizer.encode_long(&text, Encode { bos: true, special: true }, MAX_TEXT_BYTES)?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
     let change = Change { rounding: &rounding, kind: args.attention.session() };
+    let reference = args.reference.then(|| {
+        let _waiting = output::Waiting::start("reading the weights as f32");
+        let (device, options) = (Device::Reference(Arithmetic::Float), Options { context: Some(model.ctx) });
+        load(&device, &model.gguf, whole_range(&model.gguf)?, Ends::BOTH, options)
+    });
+    let reference = reference.transpose()?;
     let mut scorer = Scorer::new(&*model.executor, change, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    if let Some(reference) = &reference {
+        scorer = scorer.against(&**reference)?;
+    }
     let bar = output::progress(ids.len() as u64, "reading", false);
     let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
     bar.finish_and_clear();
@@ -75,19 +84,24 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         "perplexity": score.perplexity(),
     });
     // What rounding alone changes has a name of its own.
-    let changed =
-        if args.attention.session().is_default() { "perplexity_rounded" } else { "perplexity_changed" };
+    let rounds = args.attention.session().is_default() && !args.reference;
+    let changed = if rounds { "perplexity_rounded" } else { "perplexity_changed" };
     if let Some(rounded) = score.changed {
         line[changed] = json!((rounded.nats / predicted).exp());
         line["mean_kl_nats"] = json!(rounded.divergence_nats / predicted);
         line["worst_kl_nats"] = json!(rounded.worst_nats);
         line["top1_agreement"] = json!(rounded.agreed as f64 / predicted);
     }
+    if args.reference {
+        line["against"] = json!("f32 reference");
+        line["kl_nats"] = json!(score.divergences);
+    }
     line["buckets"] = score.buckets.iter().map(bucket).collect();
     if args.json {
         return output::json_line(&line);
     }
-    say!("{} tokens predicted, perplexity {:.4}", score.predicted, score.perplexity());
+    let whose = if args.reference { " of the model in f32" } else { "" };
+    say!("{} tokens predicted, perplexity{whose} {:.4}", score.predicted, score.perplexity());
     for bucket in &score.buckets {
         let predicted = bucket.predicted as f64;
         let changed = bucket.changed.map(|changed| {
@@ -99,14 +113,15 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         say!("  behind {:>6} positions and more: perplexity {perplexity:.4}{changed}", bucket.from);
     }
     if let Some(rounded) = score.changed {
+        let how = match rounding.is_none() && args.reference {
+            true => "as this machine computes it".to_owned(),
+            false => format!("rounded before layers {:?}", rounding.boundaries),
+        };
+        let perplexity = (rounded.nats / predicted).exp();
+        say!("{how}, attention {}: perplexity {perplexity:.4}", args.attention.session());
         say!(
-            "rounded before layers {:?}, attention {}: perplexity {:.4}",
-            rounding.boundaries,
-            args.attention.session(),
-            (rounded.nats / predicted).exp()
-        );
-        say!(
-            "divergence from exact: mean {:.2e}, worst {:.2e} nats; same likeliest token {:.2} %",
+            "divergence from {}: mean {:.2e}, worst {:.2e} nats; same likeliest token {:.2} %",
+            if args.reference { "f32" } else { "exact" },
             rounded.divergence_nats / predicted,
             rounded.worst_nats,
             100.0 * rounded.agreed as f64 / predicted

@@ -151,8 +151,8 @@ pub enum Device {
     /// A GPU of any vendor; with the processor for the layers that it has no memory for.
     #[cfg(feature = "gpu")]
     Gpu(Arc<Gpu>, Option<Arc<Cpu>>),
-    /// The readable oracle.
-    Reference,
+    /// The readable oracle, rounding where it says.
+    Reference(Arithmetic),
 }
 
 impl Device {
@@ -374,7 +374,7 @@ pub fn load(
                 Class::Approx => split,
             }
         }
-        Device::Reference => Box::new(Reference::load(gguf, layers, ends, options, Arithmetic::Rounded)?),
+        Device::Reference(arithmetic) => Box::new(Reference::load(gguf, layers, ends, options, *arithmetic)?),
     })
 }
 
