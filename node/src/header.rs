@@ -40,7 +40,7 @@ use crate::{
     inference::local,
     library::{self, Located},
     model,
-    platform::{Handed, handed_files, streams},
+    platform::{self, Handed, handed_files, streams},
     worker::ipc::{self, CostRun},
 };
 
@@ -349,7 +349,7 @@ impl Traveled {
 fn ask(handed: Handed<'_>, bytes: u64) -> io::Result<Vec<u8>> {
     let until = Instant::now() + PATIENCE;
     let (mut child, mut ours) =
-        streams::spawn(child::command(&std::env::current_exe()?, &["worker", "--header"]), false)?;
+        streams::spawn(child::command(&platform::program()?, &["worker", "--header"]), false)?;
     let talk = || -> io::Result<Vec<u8>> {
         ours.write_all(&bytes.to_le_bytes())?;
         handed_files::send(&ours, &[handed])?;

@@ -33,6 +33,7 @@ use crate::{
     confine::child::lock,
     content,
     library::{self, DEFAULT_MODEL, Entry},
+    platform,
 };
 
 /// Lines of a pull on their way to the page.
@@ -81,7 +82,7 @@ impl ModelShelf {
     }
 
     fn command(&self, args: &[&str]) -> std::io::Result<Command> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(platform::program()?);
         command.args(args).env("SHOAL_HOME", &self.home).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)

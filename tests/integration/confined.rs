@@ -170,6 +170,28 @@ fn forms_take_no_worker_down() {
     assert_eq!(pid(), before, "the worker was replaced");
 }
 
+/// An upgrade puts another program in the place of the one that runs: that one goes on as it is.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_node_whose_program_was_replaced_starts_its_worker_again() {
+    let folder = TempDir::new().unwrap();
+    let [program, other] = ["shoal", "other"].map(|name| folder.path().join(name));
+    fs::hard_link(binary(), &program).or_else(|_| fs::copy(binary(), &program).map(drop)).unwrap();
+    let node = Node::launch(Command::new(&program), &folder.path().join("a"), &["--loopback"]);
+    let pid = || node.ask(&["status"])["model"]["worker_pid"].as_u64();
+    let before = pid().unwrap();
+    fs::write(&other, "another program").unwrap();
+    fs::rename(&other, &program).unwrap();
+    assert!(Command::new("kill").args(["-KILL", &before.to_string()]).status().unwrap().success());
+    let started = Instant::now();
+    while pid().is_none_or(|pid| pid == before) {
+        assert!(started.elapsed() < PATIENCE, "no worker came in its place");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let answer = node.ask(&["run", "--via", "swarm", "--mode", "local", "-n", "4", "Hello"]);
+    assert_eq!(answer["ids"].as_array().unwrap().len(), 4, "{answer}");
+}
+
 /// A disposable process that is handed open files: what it says, once it is proven to be confined.
 #[cfg(target_os = "linux")]
 fn hand_over(args: &[&str], before: &[u8], files: &[&fs::File]) -> String {

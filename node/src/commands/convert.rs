@@ -32,7 +32,7 @@ use crate::{
     confine::{self, Purpose, child},
     output::{self, human_bytes, say},
     platform::{
-        Handed, handed_files,
+        self, Handed, handed_files,
         streams::{self, BlockingStream},
     },
 };
@@ -234,7 +234,7 @@ fn format(name: &str) -> Result<&'static Format> {
 fn watch(task: &Task, files: &[Handed<'_>], progress: &mut dyn FnMut(u64, u64)) -> Result<Option<Told>> {
     // Ctrl-C at the terminal ends this process, and the other one with it.
     let (mut child, mut ours) =
-        streams::spawn(child::command(&std::env::current_exe()?, &["worker", "--convert"]), false)?;
+        streams::spawn(child::command(&platform::program()?, &["worker", "--convert"]), false)?;
     let mut said = None;
     let mut talk = || -> Result<()> {
         writeln!(ours, "{}", serde_json::to_string(task)?)?;

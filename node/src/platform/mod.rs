@@ -23,7 +23,21 @@ use windows as system;
 
 pub use system::{control_socket, files, handed_files, output, streams};
 
-use std::{fs::File, path::Path};
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
+
+/// This program, to be started as a child that speaks the same protocol. Where its file was replaced since it was started, the
+/// system may still have the old one.
+///
+/// # Errors
+/// Those of the system.
+pub fn program() -> io::Result<PathBuf> {
+    let path = std::env::current_exe()?;
+    Ok(if cfg!(target_os = "linux") && !path.exists() { PathBuf::from("/proc/self/exe") } else { path })
+}
 
 /// What tells a file from others and from itself before it was written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

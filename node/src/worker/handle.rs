@@ -42,7 +42,7 @@ use crate::{
     constrain::trial::{self, Untried},
     library::Located,
     model,
-    platform::{Handed, files, handed_files, streams::Stream},
+    platform::{self, Handed, files, handed_files, streams::Stream},
     state_store::file::Whose,
 };
 
@@ -67,7 +67,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let dead = |error: io::Error| Fault::Dead(error.to_string());
     let program = match &spec.program {
         Some(program) => program.clone(),
-        None => std::env::current_exe().map_err(dead)?,
+        None => platform::program().map_err(dead)?,
     };
     let threads = spec.manners.threads.unwrap_or_else(Pool::physical_cores);
     // The child may open no file: what it computes on is claimed here, and given back when the worker is dropped.

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::{
     Error, Result,
     cli::{EngineArgs, swarm::LinkArgs},
-    control, private_folder,
+    control, platform, private_folder,
     reports::{JoinLine, Listening, PeersReport},
 };
 
@@ -124,7 +124,7 @@ fn start_node(
     peer: Option<&str>,
     (api, links): (Option<SocketAddr>, &LinkArgs),
 ) -> Result<(Node, Option<String>)> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(platform::program()?);
     command.arg("join").args([
         "--json",
         "--yes",

@@ -42,7 +42,7 @@ use super::{
     wire::{EngineSpec, ToEngine, WINDOW},
 };
 use crate::{
-    Error, Result, cli::EngineArgs, confine::child::lock, constrain::trial, library, memory, model,
+    Error, Result, cli::EngineArgs, confine::child::lock, constrain::trial, library, memory, model, platform,
     state_store::Place,
 };
 
@@ -80,7 +80,7 @@ impl Confined {
         governor: Governor,
         retention: Retention<'_>,
     ) -> Result<Arc<Self>> {
-        Self::of(std::env::current_exe()?, args, kv_bytes, draft, governor, retention)
+        Self::of(platform::program()?, args, kv_bytes, draft, governor, retention)
     }
 
     /// As [`Self::start`], with the program that engines are started from.
