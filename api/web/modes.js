@@ -4,6 +4,8 @@ import { $, write } from './dom.js';
 import { english, t } from './language.js';
 
 const MODES = ['local', 'trusted', 'boomerang', 'open'];
+/** Those in which strangers compute: they need the owner's word. */
+const STRANGERS = ['boomerang', 'open'];
 
 export class Modes {
   constructor(swarm) {
@@ -11,6 +13,7 @@ export class Modes {
     this.mode = 'local';
     this.chosen = false;
     $('modes').addEventListener('change', (event) => this.choose(event.target.value));
+    $('revoke').addEventListener('click', () => this.revoke());
     this.say();
   }
 
@@ -50,6 +53,22 @@ export class Modes {
     }
   }
 
+  /** Takes the owner's word on the mode back: the next prompt stays where no stranger computes. */
+  async revoke() {
+    try {
+      await this.swarm.agree(this.mode, false);
+    } catch (error) {
+      write($('sentence'), error.message);
+      return;
+    }
+    this.mode = 'local';
+    this.chosen = true;
+    const local = document.querySelector('#modes input[value="local"]');
+    local.checked = true;
+    local.focus();
+    this.say();
+  }
+
   info(mode) {
     return this.swarm.modes.find((one) => one.mode === mode);
   }
@@ -65,6 +84,7 @@ export class Modes {
     const sentence = this.sentence(this.mode);
     write($('sentence'), info?.available === false ? t('sentence.missing', { sentence, why: info.reason || t('sentence.absent') }) : sentence);
     $('sentence').className = `sentence ${this.mode}`;
+    $('revoke').hidden = !STRANGERS.includes(this.mode) || info?.agreed !== true;
   }
 
   /** What the swarm tells: the mode of the node, until another one is chosen, and which work. */

@@ -191,10 +191,10 @@ export class Swarm extends EventTarget {
     this.changed();
   }
 
-  /** Tells the node that prompts may go to strangers in `mode`: it keeps that, for every client. */
-  async agree(mode) {
-    await json('/swarm/consent', { body: { mode, agreed: true } });
-    for (const info of this.modes) info.agreed ||= info.mode === mode;
+  /** Tells the node whether prompts may go to strangers in `mode`: it keeps that, for every client. */
+  async agree(mode, agreed = true) {
+    await json('/swarm/consent', { body: { mode, agreed } });
+    for (const info of this.modes) if (info.mode === mode) info.agreed = agreed;
     this.changed();
   }
 

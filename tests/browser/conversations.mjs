@@ -213,6 +213,22 @@ function long(messages) {
   return { id: 'ab'.repeat(16), title: 'A long one', named: false, created_ms: 1, changed_ms: 2, system: '', sampling: {}, leaf: `m${messages - 1}`, messages: all };
 }
 
+/** Scrolls from the top to the end in 120 frames; the times between them, in ms. Runs in the page. */
+function scrolled() {
+  return new Promise((done) => {
+    const box = document.querySelector('#scroll');
+    const step = (box.scrollHeight - box.clientHeight) / 120;
+    const times = [];
+    const frame = (now) => {
+      times.push(now);
+      box.scrollTop = step * times.length;
+      if (times.length <= 120) requestAnimationFrame(frame);
+      else done(times.slice(1).map((time, i) => time - times[i]));
+    };
+    requestAnimationFrame(frame);
+  });
+}
+
 check('a conversation of 1,000 messages opens at its end and is built as one scrolls', async () => {
   const view = await open();
   const { page, fake } = view;
@@ -232,6 +248,11 @@ check('a conversation of 1,000 messages opens at its end and is built as one scr
     await until(page, (n) => document.querySelectorAll('.turn').length > n, before);
   }
   assert.equal(await page.textContent('.turn:first-child .question'), 'Question 0');
+  const intervals = await page.evaluate(scrolled);
+  assert.ok(intervals.length >= 100 && (await page.evaluate(() => document.querySelector('#scroll').scrollTop)) > 0);
+  const by = intervals.sort((a, b) => a - b);
+  const at = (share) => by[Math.floor(share * (by.length - 1))].toFixed(1);
+  console.log(`scrolling 1,000 messages: a frame every ${at(0.5)} ms, one in twenty over ${at(0.95)}, the longest ${at(1)}`);
   const stream = await ask(view, 'and now?');
   assert.equal(stream.body.messages.length, 1001);
   stream.end();

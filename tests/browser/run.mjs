@@ -299,6 +299,13 @@ check('strangers come in only after the sentence was agreed to, once', async () 
   await page.check('#modes input[value=boomerang]', { force: true });
   assert.equal(await page.locator('#consent[open]').count(), 0);
   assert.equal((await ask(view, 'hello')).body.mode, 'boomerang');
+  // The word is taken back where it was given.
+  await page.click('#revoke');
+  await until(page, () => document.querySelector('#modes input[value=local]').checked);
+  assert.equal(fake.state.modes[2].agreed, false, 'the node forgot it');
+  await until(page, () => document.querySelector('#revoke').hidden);
+  await page.check('#modes input[value=boomerang]', { force: true });
+  await page.waitForSelector('#consent[open]');
   await view.close();
 });
 
@@ -489,6 +496,9 @@ check('light, small and still: page weight and layout shift', async () => {
   const weigh = (some) => some.reduce((sum, file) => sum + statSync(join(WEB, file)).size, 0);
   const weight = weigh(files);
   assert.ok(weight < MAX_PAGE_BYTES, `${weight} bytes`);
+  const paint = await page.evaluate(() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime);
+  assert.ok(paint > 0, 'the browser tells when it painted first');
+  console.log(`first paint after ${paint.toFixed(0)} ms, the page of ${weight} bytes`);
   const used = () => new Set(fake.requests.map((request) => request.path).filter((path) => !/^\/(?:swarm$|swarm\/|v1\/|conversations|presets|library)/.test(path)));
   const stream = await ask(view, 'hello');
   fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
