@@ -35,9 +35,9 @@ pub struct PromptRequest {
     pub prompt: PromptInput,
     /// Who may compute.
     pub mode: Mode,
-    /// Whether this machine may do it alone when that is faster.
-    #[serde(default)]
-    pub may_stay_home: bool,
+    /// What the node may do beside the mode.
+    #[serde(flatten)]
+    pub leeway: Leeway,
     /// How activations travel.
     #[serde(flatten)]
     pub wire: WireChoice,
@@ -69,6 +69,17 @@ pub struct PromptRequest {
     /// What only the API asks for.
     #[serde(default)]
     pub api: ForApi,
+}
+
+/// What a node may do beside a prompt's mode, where none was named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leeway {
+    /// Whether this machine may do it alone when that is faster.
+    #[serde(default)]
+    pub may_stay_home: bool,
+    /// Whether a peer that has the model may read the prompt where this node lacks it: its owner agreed to the mode `open`.
+    #[serde(default)]
+    pub may_be_read: bool,
 }
 
 /// How long an answer may become.

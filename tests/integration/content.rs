@@ -390,8 +390,12 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
         })
     });
     let name = holds.ask(&["status"])["model"]["name"].as_str().unwrap().to_owned();
-    let ask = ["run", "--via", "swarm", "--mode", "open", "-n", "24", PROMPT];
-    let answer = fresh.ask(&ask);
+    // Who joins with --yes agreed that a node with the model reads prompts; a mode that is named is kept to.
+    let named = ["run", "--via", "swarm", "--mode", "boomerang", "-n", "24", PROMPT];
+    let refused = harness::output(shoal(&fresh.home).args(named)).unwrap();
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("--mode open"), "{why}");
+    let answer = fresh.ask(&["run", "--via", "swarm", "-n", "24", PROMPT]);
     assert_eq!(answer["ids"], alone["ids"], "{answer}");
     let status = fresh.ask(&["status"]);
     assert_eq!(status["model"]["loaded"].as_array().unwrap().len(), 0, "{status}");
@@ -453,7 +457,7 @@ fn the_first_layers_are_served_while_the_last_ones_come() {
     let peer = asks.tcp().to_owned();
     let holds = Node::start(&home("b"), &["--model", path, "--layers", "2..7", "--peer", &peer]);
     // The rest comes from another one, when the first layer is served.
-    let seeder = holder(&home("c"), &file, &["--upload", "40kB", "--peer", &peer]);
+    let seeder = holder(&home("c"), &file, &["--upload", "100kB", "--peer", &peer]);
     let fresh = Node::start(&home("d"), &["--model", &id, "--layers", "1..4", "--peer", &peer]);
     let part = fresh.wait_for("serving_part");
     let serving = part["model"]["serving"].as_array().unwrap();

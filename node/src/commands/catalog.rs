@@ -242,7 +242,7 @@ pub(super) fn run(command: CatalogCommand) -> Result<()> {
             if json {
                 return output::json_line(&json!({ "author": author, "name": name, "models": models }));
             }
-            say!("\"{name}\" counts from now on: {models} models, signed by {author}");
+            say!("\"{name}\" counts from now on: {}, signed by {author}", counted(models));
             Ok(())
         }
         CatalogCommand::Forget { author, json } => {
@@ -286,9 +286,13 @@ fn list(home: &Path, json: bool) -> Result<()> {
     }
     for Row { name, author, sequence, models, release } in &rows {
         let release = if *release { "  (of this release)" } else { "" };
-        say!("{name}: {models} models, version {sequence}, signed by {author}{release}");
+        say!("{name}: {}, version {sequence}, signed by {author}{release}", counted(*models));
     }
     Ok(())
+}
+
+fn counted(models: usize) -> String {
+    if models == 1 { "1 model".to_owned() } else { format!("{models} models") }
 }
 
 /// A model's entry, as its file says.

@@ -18,7 +18,10 @@ use tools::Agent;
 
 use super::{
     consent, request,
-    run::{node, obtain_model, question, session, show_json, show_text, summary_json, summary_text},
+    run::{
+        node, obtain_model, question, reads_elsewhere, session, show_json, show_text, summary_json,
+        summary_text,
+    },
     swarm::remote,
     utf8,
 };
@@ -120,11 +123,15 @@ impl Asker {
     /// The node's answer to the conversation, shown as it comes.
     fn answer(&self, args: &ChatArgs, messages: &[Value]) -> Result<PromptReport> {
         let prompt = PromptInput::Messages(json!(messages));
-        let ask = question(prompt, &args.answer)?;
+        let ask = question(prompt, &args.answer, &self.home)?;
         self.runtime.block_on(remote::generate(&self.home, ask, &mut |event| match event {
             _ if args.json => output::json_line(event),
             PromptEvent::Token(token) => output::text(&token.text),
             PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
+            PromptEvent::Route(route) => {
+                reads_elsewhere(&args.answer, route);
+                Ok(())
+            }
             _ => Ok(()),
         }))
     }

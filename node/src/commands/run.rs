@@ -18,7 +18,7 @@ use crate::{
         swarm::{RouteArgs, Via},
     },
     context_shift, control, encode,
-    events::{PromptEvent, PromptInput, PromptRequest},
+    events::{Leeway, PromptEvent, PromptInput, PromptRequest, RouteEvent},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
     library,
     model::Model,
@@ -110,10 +110,14 @@ pub(super) fn session(model: &Model, args: &AnswerArgs) -> Result<Session> {
     Session::of(model, rounding::alone(&args.wire.choice(), end, hidden)?, args.attention.session())
 }
 
-/// The prompt as the node is asked it.
-pub(super) fn question(prompt: PromptInput, args: &AnswerArgs) -> Result<PromptRequest> {
+/// The prompt as the node with the data folder `home` is asked it.
+pub(super) fn question(prompt: PromptInput, args: &AnswerArgs, home: &Path) -> Result<PromptRequest> {
     let form = (args.wire.choice(), args.attention.session());
-    let mut ask = remote::question(prompt, &args.route, form, &args.sampling, args.via == Via::Auto)?;
+    let leeway = Leeway {
+        may_stay_home: args.via == Via::Auto,
+        may_be_read: args.route.mode.is_none() && crate::consent::given(home, control::Mode::Open),
+    };
+    let mut ask = remote::question(prompt, &args.route, form, &args.sampling, leeway)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
     }
@@ -178,7 +182,7 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         true => PromptInput::Text(prompt.to_owned()),
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
-    let ask = question(prompt, &args.answer)?;
+    let ask = question(prompt, &args.answer, home)?;
     consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -193,6 +197,10 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         match event {
             PromptEvent::Token(token) => output::text(&token.text),
             PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
+            PromptEvent::Route(route) => {
+                reads_elsewhere(&args.answer, route);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }))?;
@@ -200,6 +208,16 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         eprintln!("\n{}\n`shoal why` shows who computed what", remote::summary_text(&last));
     }
     Ok(())
+}
+
+/// Says that a peer reads the prompt, where no mode said that it may.
+pub(super) fn reads_elsewhere(args: &AnswerArgs, route: &RouteEvent) {
+    if let (None, Some(elsewhere)) = (args.route.mode, &route.elsewhere) {
+        eprintln!(
+            "This machine does not have the model: {} reads the prompt and answers, as you agreed (`shoal consent`).",
+            remote::short(&elsewhere.conductor)
+        );
+    }
 }
 
 /// A cut answer must not look like a whole one to the program that asked.

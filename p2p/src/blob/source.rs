@@ -111,7 +111,8 @@ pub trait Source: Send {
     fn next<'a>(&'a mut self, group: &'a mut [u8]) -> BoxFuture<'a, Result<(), SourceError>>;
 }
 
-/// The outboard of `id` from the first of `sources` that has it; sources that lie are removed, with why they were.
+/// The outboard of `id` from the first of `sources` that has it: those that are asked once before those that are asked again,
+/// since a peer that has a model has its tree, and a web server seldom. Sources that lie are removed, with why they were.
 ///
 /// # Errors
 /// [`Error::NoSource`] if none has it.
@@ -122,6 +123,7 @@ pub async fn tree(
     patience: Duration,
 ) -> Result<Tree, Error> {
     let mut why = Vec::new();
+    sources.sort_by_key(|source| source.retries());
     let mut at = 0;
     while let Some(source) = sources.get_mut(at) {
         match source.tree(id, most, patience).await {

@@ -18,7 +18,7 @@ use crate::{
         swarm::{AskArgs, PauseArgs, PlanArgs, WhyArgs},
     },
     control::{self, Question},
-    events::{Conducted, PlanReport, PredictedScore, PromptEvent, PromptInput, Way},
+    events::{Conducted, Leeway, PlanReport, PredictedScore, PromptEvent, PromptInput, Way},
     node_names,
     output::{self, human_bytes, say},
     reports::{
@@ -331,7 +331,7 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
         &args.route,
         (args.wire.choice(), args.attention.session()),
         &sampling,
-        false,
+        Leeway::default(),
     )?;
     ask.model = args.model.clone().unwrap_or_default();
     asked(home, &Question::Plan(Box::new(ask)))

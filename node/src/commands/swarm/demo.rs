@@ -14,7 +14,7 @@ use crate::{
     commands::request,
     control::{Mode, Shadow, Verify},
     encode,
-    events::{PromptEvent, PromptInput},
+    events::{Leeway, PromptEvent, PromptInput},
     inference::local::prompt::{self, Session},
     model::Model,
     output::{self, say},
@@ -45,7 +45,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         shadow: Shadow::default(),
     };
     let prompt = PromptInput::Messages(messages);
-    let ask = remote::question(prompt, &route, Default::default(), &sampling, false)?;
+    let ask = remote::question(prompt, &route, Default::default(), &sampling, Leeway::default())?;
     let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;
     let mut seen = 0;
     let mut victim = None;

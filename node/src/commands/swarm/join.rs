@@ -337,6 +337,15 @@ fn agree_beside(args: &JoinArgs, known: &[Signed]) -> Result<()> {
     Ok(())
 }
 
+/// A model by the name that a catalog has for its id.
+fn called(known: &[Signed], model: &str) -> String {
+    let short = content::parse_id(model).map(|_| &model[..12]);
+    match (catalog::find(known, model), short) {
+        (Some(listed), Some(short)) => format!("{} ({short})", listed.name),
+        _ => model.to_owned(),
+    }
+}
+
 /// What a catalog says of a model: how large its file is, and its license.
 fn terms(known: &[Signed], model: &str) -> String {
     catalog::find(known, model).map_or_else(String::new, |listed| {
@@ -368,10 +377,11 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
         );
     } else {
         say!(
-            "Joining \"{}\": {} is not on this machine. {most} of it will be fetched from peers and served, within {}, and \
-             up to {} for other people's sessions, at low priority. Until then peers answer your prompts (--mode open).{}",
+            "Joining \"{}\": {} is not on this machine. It fetches {most} of it from peers and serves them, within {}, and \
+             up to {} for other people's sessions, at low priority. Until then peers that have it read and answer your \
+             prompts (--mode open).{}",
             args.reach.swarm,
-            args.engine.model,
+            called(known, &args.engine.model),
             if bounds.is_empty() { "what is free".to_owned() } else { bounds.join(" and ") },
             human_bytes(args.hold.memory << 20),
             terms(known, &args.engine.model)

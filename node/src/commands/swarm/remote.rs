@@ -12,8 +12,8 @@ use crate::{
     context_shift,
     control::{self, Caller, Mode, Question},
     events::{
-        AnswerLength, DraftReport, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport,
-        PromptRequest, Sampling, StageRange,
+        AnswerLength, DraftReport, Ends, FinishReason, ForApi, Leeway, PromptEvent, PromptInput,
+        PromptReport, PromptRequest, Sampling, StageRange,
     },
     journal, output,
 };
@@ -24,14 +24,14 @@ pub fn question(
     route: &RouteArgs,
     (wire, kind): (WireChoice, SessionKind),
     sampling: &SamplingArgs,
-    may_stay_home: bool,
+    leeway: Leeway,
 ) -> Result<PromptRequest> {
     let request = crate::commands::request(vec![0], sampling)?;
     Ok(PromptRequest {
         model: String::new(),
         prompt,
         mode: route.mode.unwrap_or(Mode::Boomerang),
-        may_stay_home,
+        leeway,
         wire,
         kind,
         trusted: route.trust.clone(),

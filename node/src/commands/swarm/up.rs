@@ -13,7 +13,7 @@ use crate::{
         swarm::{Layers, LinkArgs, UpArgs},
     },
     control::Question,
-    events::{PromptEvent, PromptInput},
+    events::{Leeway, PromptEvent, PromptInput},
     header::Header,
     library,
     output::{self, Waiting, say},
@@ -53,7 +53,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         &args.route,
         (args.wire.choice(), SessionKind::DEFAULT),
         &args.sampling,
-        false,
+        Leeway::default(),
     )?;
     let me = swarm.nodes[0].name.clone();
     let last =

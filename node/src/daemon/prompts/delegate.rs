@@ -27,8 +27,8 @@ use crate::{
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
     events::{
-        AnswerLength, Elsewhere, Ends, FinishReason, ForApi, PoolingRequest, PromptEvent, PromptInput,
-        PromptReport, PromptRequest, RouteEvent, Sampling, StageReport, Stall, Timing,
+        AnswerLength, Elsewhere, Ends, FinishReason, ForApi, Leeway, PoolingRequest, PromptEvent,
+        PromptInput, PromptReport, PromptRequest, RouteEvent, Sampling, StageReport, Stall, Timing,
     },
     telemetry::Requester,
 };
@@ -240,7 +240,7 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         model: request.model.map(hex).unwrap_or_default(),
         prompt,
         mode: Mode::Boomerang,
-        may_stay_home: true,
+        leeway: Leeway { may_stay_home: true, may_be_read: false },
         // A vector has the bits of one machine.
         wire: match request.pooling {
             Some(_) => WireChoice { wire: Some(Wire::Raw), ..WireChoice::default() },

@@ -135,6 +135,9 @@ impl PromptTask {
         // Our own model's file may go by another name elsewhere.
         let by_id = own && ready.model != ModelId::default();
         let model = if by_id { hex(ready.model) } else { ask.model.clone() };
+        if ask.leeway.may_be_read {
+            ask.mode = Mode::Open;
+        }
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             let why = format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
@@ -281,7 +284,7 @@ impl PromptTask {
             mode: ask.mode,
             ends: Boomerang { head: ask.ends.head.max(1), tail: ask.ends.tail.max(1) },
             trusted,
-            may_stay_home: ask.may_stay_home,
+            may_stay_home: ask.leeway.may_stay_home,
             exact: ask.verify == Verify::Strict,
             lacking,
             shadow: ask.shadow,

@@ -60,7 +60,7 @@ mod tests {
     use super::{events, interrupted};
     use crate::{
         control::{Mode, Shadow, Verify},
-        events::{AnswerLength, Ends, ForApi, PromptInput, PromptRequest, Sampling},
+        events::{AnswerLength, Ends, ForApi, Leeway, PromptInput, PromptRequest, Sampling},
         journal::{Begun, Journal, unfinished},
     };
 
@@ -69,7 +69,7 @@ mod tests {
             model: String::new(),
             prompt: PromptInput::Messages(json!([{ "role": "user", "content": "Name a fish." }])),
             mode: Mode::Open,
-            may_stay_home: false,
+            leeway: Leeway::default(),
             wire: WireChoice::default(),
             kind: SessionKind::DEFAULT,
             trusted: Vec::new(),

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     control::{Mode, Shadow, Verify},
-    events::{AnswerLength, Ends, ForApi, PromptInput, PromptRequest, Sampling},
+    events::{AnswerLength, Ends, ForApi, Leeway, PromptInput, PromptRequest, Sampling},
 };
 
 /// Least time between two challenges.
@@ -106,7 +106,7 @@ pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
         model: String::new(),
         prompt: PromptInput::Messages(question(chance)),
         mode: Mode::Boomerang,
-        may_stay_home: false,
+        leeway: Leeway::default(),
         wire: WireChoice { wire: Some(Wire::Q8), ..WireChoice::default() },
         kind: SessionKind::DEFAULT,
         trusted: Vec::new(),

@@ -5,7 +5,7 @@ use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 use super::{SwarmState, view::holds_all};
 use crate::{
     consent,
-    events::{AnswerLength, Ends, ForApi, PromptInput, PromptRequest, Sampling},
+    events::{AnswerLength, Ends, ForApi, Leeway, PromptInput, PromptRequest, Sampling},
     inference::local,
     reports::View,
 };
@@ -54,7 +54,10 @@ pub(super) fn question(
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,
         mode: mode.unwrap_or(Mode::Boomerang),
-        may_stay_home: mode.is_none(),
+        leeway: Leeway {
+            may_stay_home: mode.is_none(),
+            may_be_read: mode.is_none() && consent::given(&shared.home, Mode::Open),
+        },
         verify: request.guard.verify.unwrap_or_default(),
         shadow: request.guard.shadow.unwrap_or_default(),
         wire: request.wire.clone().or(&shared.wire),
