@@ -366,8 +366,39 @@ fn confirm(bytes: u64, terms: &Terms, args: &PullArgs) -> Result<()> {
     }
 }
 
+/// The length of the file at the first of `mirrors` that answers, which becomes the first of them.
+///
+/// # Errors
+/// [`Error::Failed`] with what each of them said of `model`.
+async fn reachable(mirrors: &mut [String], model: &str) -> Result<u64> {
+    let mut failures = Vec::new();
+    for at in 0..mirrors.len() {
+        let probed = match p2p::blob::HttpSource::new(&mirrors[at]) {
+            Ok(source) => source.probe().await,
+            Err(error) => Err(error),
+        };
+        match probed {
+            Ok((bytes, _)) => {
+                mirrors.swap(0, at);
+                return Ok(bytes);
+            }
+            Err(error) => failures.push(format!("{}: {error}", mirrors[at])),
+        }
+    }
+    Err(Error::Failed(format!(
+        "{model} cannot be fetched: {}; name another mirror with --from URL, or join a swarm that has it (`shoal join CODE`)",
+        failures.join("; ")
+    )))
+}
+
 /// A whole file whose tree no source has: it cannot be checked in parts.
-async fn plain(ask: Ask, terms: &Terms, why: Vec<String>, args: &PullArgs, mut view: View) -> Result<String> {
+async fn plain(
+    mut ask: Ask,
+    terms: &Terms,
+    why: Vec<String>,
+    args: &PullArgs,
+    mut view: View,
+) -> Result<String> {
     if !ask.layers.is_empty() || ask.from.is_empty() {
         let why = why.join("; ");
         return Err(Error::usage(format!(
@@ -375,9 +406,8 @@ async fn plain(ask: Ask, terms: &Terms, why: Vec<String>, args: &PullArgs, mut v
              pull the whole file, or put FILE.gguf.obao from `shoal model export` beside the file"
         )));
     }
+    let bytes = reachable(&mut ask.from, &args.model).await?;
     let url = &ask.from[0];
-    let probe = p2p::blob::HttpSource::new(url).map_err(p2p::blob::Error::from)?;
-    let (bytes, _) = probe.probe().await.map_err(p2p::blob::Error::from)?;
     if view.json {
         output::json_line(&json!({
             "event": "plan", "id": ask.id.map(hex), "file_bytes": bytes, "total_bytes": bytes,
