@@ -18,7 +18,7 @@ const MAX_ASKED_BYTES: usize = 2048;
 /// What a page may read of an answer beside its body.
 const EXPOSED: &str = "x-request-id, retry-after, x-shoal-mode, x-shoal-verify, x-shoal-wire, x-shoal-cuts, x-shoal-route, x-shoal-seed, \
                        x-shoal-predicted-tok-s, x-shoal-actual-tok-s, x-shoal-computed-by, x-shoal-checked-by, \
-                       x-shoal-checking, x-shoal-convicted, x-shoal-wrong-from, x-shoal-faults-survived";
+                       x-shoal-checking, x-shoal-convicted, x-shoal-wrong-from, x-shoal-faults-survived, x-shoal-left-out";
 
 /// The origins that were named.
 #[derive(Clone, Debug)]

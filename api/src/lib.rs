@@ -41,6 +41,7 @@ mod fields;
 mod guard;
 pub mod inference;
 pub mod keys;
+mod left_out;
 pub mod library;
 pub mod mcp;
 mod metrics;

@@ -40,7 +40,7 @@ pub(crate) fn document(endpoints: &[Endpoint]) -> Value {
         "info": {
             "title": "Shoal",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "OpenAI-, Anthropic- and Ollama-compatible API of a Shoal node. Unknown fields are ignored, but those that would change the answer are refused by name. Answers carry `x-shoal-*` headers: mode, verify, route, seed, predicted and actual tok/s, who computed and who checked.",
+            "description": "OpenAI-, Anthropic- and Ollama-compatible API of a Shoal node. Unknown fields are ignored, but those that would change the answer are refused by name. Tools that only a vendor's servers run, and images, are left out and listed in the header x-shoal-left-out. Answers carry `x-shoal-*` headers: mode, verify, route, seed, predicted and actual tok/s, who computed and who checked.",
             "license": {"name": "MIT OR Apache-2.0"},
         },
         "paths": paths,
@@ -96,6 +96,12 @@ fn operation(endpoint: &Endpoint) -> Value {
             "default": {"$ref": format!("#/components/responses/{refused}")},
         },
     });
+    if answer.is_of_a_prompt() {
+        operation["responses"]["200"]["headers"] = json!({"x-shoal-left-out": {
+            "description": "Parts of the request that were taken and have no effect, such as tools.web_search or images",
+            "required": false, "schema": {"type": "string"},
+        }});
+    }
     if !is_open {
         operation["security"] = json!([{"token": []}, {"key": []}]);
     }

@@ -9,8 +9,8 @@ use crate::{
     schema, schema_refs,
 };
 
-/// OpenAI's own bound.
-const MAX_TOOLS: usize = 128;
+/// OpenAI's own bound, taken for Anthropic's, too.
+pub(crate) const MAX_TOOLS: usize = 128;
 /// Values in all tools together: a hundred tools with a dozen described parameters each. Templates print them all, and a
 /// million-token context is full long before.
 const MAX_TOOL_VALUES: usize = 1 << 14;
@@ -18,6 +18,10 @@ const MAX_TOOL_VALUES: usize = 1 << 14;
 const MAX_TOOL_BYTES: usize = 1 << 20;
 /// OpenAI's own bound on names.
 const MAX_NAME_BYTES: usize = 64;
+
+/// Why a choice of a tool that was left out is refused.
+pub(crate) const DEMANDS_LEFT_OUT: &str =
+    "demands a tool that this node leaves out: its vendor runs or defines it; offer a function instead";
 
 /// The tools a request offers and what it says about their use.
 #[derive(Clone, Debug, Default)]
@@ -45,26 +49,16 @@ impl Offer {
             if tool.text("type")?.is_some_and(|kind| kind != "function") {
                 return Err(tool.refuse("type", "must be `function`"));
             }
-            // The Responses API has the function's members in the tool itself.
             let function = tool.object("function")?.unwrap_or(tool);
             tools.push(Self::function(&function, "parameters")?);
         }
-        let choice = match fields.any("tool_choice") {
-            None => Choice::Auto,
-            Some(Value::String(word)) => match word.as_str() {
-                "auto" => Choice::Auto,
-                "none" => Choice::None,
-                "required" | "any" => Choice::Required,
-                _ => return Err(fields.refuse("tool_choice", "must be none, auto, required or a function")),
-            },
-            Some(value) => {
-                let choice = Fields::at(value, "tool_choice")?;
-                let function = choice.object("function")?.unwrap_or(choice);
-                Choice::Named(required(&function, "name", function.text("name")?)?.to_owned())
-            }
-        };
+        Self::new(tools, Choice::openai(fields)?, "tool_choice")?.limited(fields)
+    }
+
+    /// The same, of which an answer may hold one call only where `parallel_tool_calls` is false.
+    pub(crate) fn limited(self, fields: &Fields<'_>) -> Result<Self, ApiError> {
         let several = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Ok(Self { single: !several, ..Self::new(tools, choice, "tool_choice")? })
+        Ok(Self { single: !several, ..self })
     }
 
     /// Reads a tool's name, description and schema, which is called `schema` there.
@@ -162,6 +156,37 @@ pub(crate) enum Choice {
     None,
     Required,
     Named(String),
+}
+
+impl Choice {
+    /// Reads OpenAI's `tool_choice`.
+    pub(crate) fn openai(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        Ok(match fields.any("tool_choice") {
+            None => Self::Auto,
+            Some(Value::String(word)) => match word.as_str() {
+                "auto" => Self::Auto,
+                "none" => Self::None,
+                "required" | "any" => Self::Required,
+                _ => return Err(fields.refuse("tool_choice", "must be none, auto, required or a function")),
+            },
+            Some(value) => {
+                let choice = Fields::at(value, "tool_choice")?;
+                let function = choice.object("function")?.unwrap_or(choice);
+                Self::Named(required(&function, "name", function.text("name")?)?.to_owned())
+            }
+        })
+    }
+
+    /// Refuses a choice that only one of the tools `left` out could meet; `offered` are those that the model is told of.
+    pub(crate) fn check(&self, offered: &[Value], left: &[&str], field: &str) -> Result<(), ApiError> {
+        let is_offered = |name: &str| offered.iter().any(|tool| tool["function"]["name"] == name);
+        let is_lost = match self {
+            Self::Named(name) => left.contains(&name.as_str()) && !is_offered(name),
+            Self::Required => offered.is_empty() && !left.is_empty(),
+            Self::Auto | Self::None => false,
+        };
+        if is_lost { Err(ApiError::field(field, DEMANDS_LEFT_OUT)) } else { Ok(()) }
+    }
 }
 
 /// How many values are in `value`, itself among them. Bodies are no deeper than [`crate::body::MAX_DEPTH`].

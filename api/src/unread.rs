@@ -57,13 +57,10 @@ const ALWAYS: &[Row] = &[
 
 /// Refused in OpenAI's requests, among them what servers beside OpenAI's have added.
 const OPENAI: &[Row] = &[
-    ("functions", "", "is the older form of `tools`; send `tools` and `tool_choice`"),
-    ("function_call", "\"none\"", "is the older form of `tool_choice`; send `tools` and `tool_choice`"),
     ("audio", "", TEXT_ONLY),
     ("modalities", "[\"text\"]", TEXT_ONLY),
     ("images", "", TEXT_ONLY),
     ("web_search_options", "", NO_TOOLS),
-    ("verbosity", "\"medium\"", "is not supported: say in a message how long the answer shall be"),
     ("min_tokens", "", "is not supported: bias the token that ends a turn with `logit_bias`"),
     ("ignore_eos", "", "is not supported: bias the token that ends a turn with `logit_bias`"),
     ("stop_token_ids", "", "is not supported: name texts with `stop`"),
@@ -99,7 +96,16 @@ const CHAT: &[Row] = &[
     ("best_of", "1", "is not supported: ask for `n` choices"),
 ];
 
+const COMPLETIONS: &[Row] = &[
+    ("functions", "", "is not supported: /v1/chat/completions takes tools"),
+    ("function_call", "\"none\"", "is not supported: /v1/chat/completions takes tools"),
+    ("verbosity", "\"medium\"", "is not supported: say in the prompt how long the answer shall be"),
+];
+
 const RESPONSES: &[Row] = &[
+    ("functions", "", "is the older form of `tools`; send `tools` and `tool_choice`"),
+    ("function_call", "\"none\"", "is the older form of `tool_choice`; send `tools` and `tool_choice`"),
+    ("verbosity", "\"medium\"", "is `text.verbosity` here"),
     ("max_tokens", "", "is `max_output_tokens` here"),
     ("max_completion_tokens", "", "is `max_output_tokens` here"),
     ("response_format", "", "is `text.format` here"),
@@ -110,9 +116,7 @@ const RESPONSES: &[Row] = &[
 
 const ANTHROPIC: &[Row] = &[
     ("container", "", NO_TOOLS),
-    ("mcp_servers", "", NO_TOOLS),
-    ("output_format", "", "is not supported: /v1/chat/completions takes a schema as `response_format`"),
-    ("response_format", "", "is not supported: /v1/chat/completions takes it"),
+    ("response_format", "", "is `output_config.format` here"),
     ("max_completion_tokens", "", "is `max_tokens` here"),
     ("stop", "", "is `stop_sequences` here"),
     ("n", "1", "must be 1: this route gives one answer"),
@@ -173,7 +177,7 @@ pub(crate) const IGNORED: &[(&str, &str)] = &[
 pub(crate) fn check(fields: &Fields<'_>, route: Route) -> Result<(), ApiError> {
     let tables: &[&[Row]] = match route {
         Route::Chat => &[ALWAYS, OPENAI, CHAT],
-        Route::Completions => &[ALWAYS, OPENAI],
+        Route::Completions => &[ALWAYS, OPENAI, COMPLETIONS],
         Route::Responses => &[ALWAYS, OPENAI, RESPONSES],
         Route::Messages => &[ALWAYS, ANTHROPIC],
         Route::Ollama => &[ALWAYS, OLLAMA],

@@ -15,6 +15,7 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
+use super::tools;
 use crate::{
     App,
     answer::{self, Answer, Ended, Ending, Piece, Whole},
@@ -23,17 +24,31 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{Format, GenerateRequest, Plan, Prompt, Sampling, Usage, ranges},
+    left_out::LeftOut,
     names,
-    openai::{self, MAX_TOKENS, messages::MAX_MESSAGES},
+    openai::{
+        self, MAX_TOKENS,
+        messages::{self, MAX_MESSAGES, Source},
+    },
     sse::{self, Frame, Wire},
-    tools::{Choice, Offer},
+    tools::Offer,
     unread::{self, Route},
 };
 
 /// Blocks of one message.
 const MAX_BLOCKS: usize = 1024;
-/// OpenAI's bound, for want of one of Anthropic's.
-const MAX_TOOLS: usize = 128;
+/// What tools of Anthropic's servers left in a conversation; clients send it to the next model as it is.
+const SERVER_BLOCKS: &[&str] = &[
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+];
 
 pub(crate) async fn post(
     State(app): State<Arc<App>>,
@@ -43,7 +58,8 @@ pub(crate) async fn post(
     let fields = Fields::new(&body)?;
     let most = fields.count("max_tokens", 1, MAX_TOKENS)?;
     let most = required(&fields, "max_tokens", most)?;
-    let (request, offer) = read(&app, &headers, &fields, most)?;
+    let mut left = LeftOut::default();
+    let (request, offer) = read(&app, &headers, &fields, most, &mut left)?;
     let seen = sse::last_event_id(&headers)?;
     if seen.is_some() && request.seed.is_none() {
         return Err(ApiError::field("Last-Event-ID", "needs a `seed`"));
@@ -51,12 +67,15 @@ pub(crate) async fn post(
     let streams = fields.bool("stream")?.unwrap_or(false);
     let answer = answer::begin(&app, request, &offer, 1).await?;
     if streams {
-        return Ok(stream_blocks(answer, seen));
+        let mut headers = answer::headers(&answer.id, &answer.plan, None);
+        left.tell(&mut headers);
+        return Ok((headers, stream_blocks(answer, seen)).into_response());
     }
     let id = answer.id.clone();
     let (plan, mut wholes) = answer.collect().await?;
     let whole = wholes.pop().unwrap_or_default();
-    let headers = answer::headers(&id, &plan, Some(&whole.report));
+    let mut headers = answer::headers(&id, &plan, Some(&whole.report));
+    left.tell(&mut headers);
     Ok((headers, Json(message(&id, &plan, &whole))).into_response())
 }
 
@@ -65,14 +84,17 @@ pub(crate) async fn count(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let fields = Fields::new(&body)?;
-    let (request, _) = read(&app, &headers, &fields, 1)?;
+    let mut left = LeftOut::default();
+    let (request, _) = read(&app, &headers, &fields, 1, &mut left)?;
     // Counting takes a processor as the beginning of an answer does.
     let place = app.queue.enter(1)?;
     let tokens = app.inference.count(request).await?;
     drop(place);
-    Ok(Json(json!({"input_tokens": tokens})))
+    let mut headers = HeaderMap::new();
+    left.tell(&mut headers);
+    Ok((headers, Json(json!({"input_tokens": tokens}))).into_response())
 }
 
 fn read(
@@ -80,29 +102,14 @@ fn read(
     headers: &HeaderMap,
     fields: &Fields<'_>,
     max_tokens: usize,
+    left: &mut LeftOut,
 ) -> Result<(GenerateRequest, Offer), ApiError> {
     unread::check(fields, Route::Messages)?;
-    let mut tools = Vec::new();
-    for (i, tool) in fields.list("tools", MAX_TOOLS)?.unwrap_or_default().iter().enumerate() {
-        let tool = Fields::at(tool, format!("tools[{i}]"))?;
-        if tool.text("type")?.is_some_and(|kind| kind != "custom") {
-            return Err(tool.refuse("type", "must be `custom`: this node has no tools of its own"));
-        }
-        tools.push(Offer::function(&tool, "input_schema")?);
+    let offer = tools::read(fields, left)?;
+    let format = format(fields)?;
+    if offer.forced.is_some() && format != Format::Text {
+        return Err(fields.refuse("tool_choice", "demands a call, which has no room for a format"));
     }
-    let choice = match fields.object("tool_choice")? {
-        None => Choice::Auto,
-        Some(choice) => match required(&choice, "type", choice.text("type")?)? {
-            "auto" => Choice::Auto,
-            "none" => Choice::None,
-            "any" => Choice::Required,
-            "tool" => Choice::Named(required(&choice, "name", choice.text("name")?)?.to_owned()),
-            _ => return Err(choice.refuse("type", "must be auto, any, tool or none")),
-        },
-    };
-    let chosen = fields.object("tool_choice")?;
-    let single = chosen.map(|choice| choice.bool("disable_parallel_tool_use")).transpose()?.flatten();
-    let offer = Offer { single: single.unwrap_or(false), ..Offer::new(tools, choice, "tool_choice")? };
     let sampling = Sampling {
         temperature: fields.ranged(&ranges::TEMPERATURE)?,
         top_k: fields.count("top_k", 0, 1 << 20)?,
@@ -114,7 +121,7 @@ fn read(
         id: names::fresh("msg_"),
         model: Some(app.know(fields.text("model")?)?.name),
         prompt: Prompt::Messages {
-            messages: conversation(fields)?,
+            messages: conversation(fields, left)?,
             tools: offer.tools.clone(),
             extra: thinking(fields)?,
         },
@@ -123,7 +130,7 @@ fn read(
         max_tokens: Some(max_tokens),
         stop: openai::stops(fields, "stop_sequences")?,
         logprobs: None,
-        format: offer.forced.clone().unwrap_or(Format::Text),
+        format: offer.forced.clone().unwrap_or(format),
         mode: openai::mode(fields, headers)?,
         guard: openai::guard(fields, headers)?,
         wire: openai::wire(fields, headers)?,
@@ -134,7 +141,15 @@ fn read(
     Ok((request, offer))
 }
 
-/// What `thinking` tells the template; how many tokens it may take is the model's own matter.
+/// The form of the answer, under its newer or its older name.
+fn format(fields: &Fields<'_>) -> Result<Format, ApiError> {
+    match fields.object("output_config")? {
+        Some(config) if config.any("format").is_some() => openai::format(&config, "format"),
+        _ => openai::format(fields, "output_format"),
+    }
+}
+
+/// What `thinking` and `output_config.effort` tell the template; how many tokens it may take is the model's own matter.
 fn thinking(fields: &Fields<'_>) -> Result<serde_json::Map<String, Value>, ApiError> {
     let mut extra = serde_json::Map::new();
     if let Some(thinking) = fields.object("thinking")? {
@@ -145,12 +160,16 @@ fn thinking(fields: &Fields<'_>) -> Result<serde_json::Map<String, Value>, ApiEr
         };
         extra.insert("enable_thinking".into(), thinks.into());
     }
+    let config = fields.object("output_config")?;
+    if let Some(effort) = config.map(|config| config.text("effort")).transpose()?.flatten() {
+        extra.insert("reasoning_effort".into(), effort.into());
+    }
     Ok(extra)
 }
 
-fn conversation(fields: &Fields<'_>) -> Result<Value, ApiError> {
+fn conversation(fields: &Fields<'_>, left: &mut LeftOut) -> Result<Value, ApiError> {
     let mut all = Vec::new();
-    if let Some(system) = openai::messages::text(fields, "system")? {
+    if let Some(system) = messages::text(fields, "system", Source::Turn, left)? {
         all.push(json!({"role": "system", "content": system}));
     }
     let list = required(fields, "messages", fields.list("messages", MAX_MESSAGES)?)?;
@@ -160,7 +179,7 @@ fn conversation(fields: &Fields<'_>) -> Result<Value, ApiError> {
     for (i, message) in list.iter().enumerate() {
         let message = Fields::at(message, format!("messages[{i}]"))?;
         match required(&message, "role", message.text("role")?)? {
-            role @ ("user" | "assistant" | "system") => turn(&message, role, &mut all)?,
+            role @ ("user" | "assistant" | "system") => turn(&message, role, &mut all, left)?,
             _ => return Err(message.refuse("role", "must be user, assistant or system")),
         }
     }
@@ -168,7 +187,7 @@ fn conversation(fields: &Fields<'_>) -> Result<Value, ApiError> {
 }
 
 /// One message becomes one or more: results of tools are messages of their own, before the user's text.
-fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), ApiError> {
+fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>, left: &mut LeftOut) -> Result<(), ApiError> {
     if let Some(Value::String(text)) = message.any("content") {
         all.push(json!({"role": role, "content": text}));
         return Ok(());
@@ -190,12 +209,14 @@ fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), Ap
             "tool_result" => all.push(json!({
                 "role": "tool",
                 "tool_call_id": required(&block, "tool_use_id", block.text("tool_use_id")?)?,
-                "content": openai::messages::text(&block, "content")?.unwrap_or_default(),
+                "content": messages::text(&block, "content", Source::Result, left)?.unwrap_or_default(),
             })),
             "thinking" => thought.push_str(block.text("thinking")?.unwrap_or_default()),
-            "redacted_thinking" => {}
+            "redacted_thinking" => left.add("redacted_thinking"),
+            "image" | "document" => text.push_str(&messages::not_text(&block, Source::Turn, left)?),
+            kind if SERVER_BLOCKS.contains(&kind) => left.add(&format!("messages.{kind}")),
             _ => {
-                let why = "must be text, tool_use or tool_result: the models here read nothing else";
+                let why = "must be text, image, tool_use or tool_result: the models here read nothing else";
                 return Err(block.refuse("type", why));
             }
         }
@@ -203,7 +224,7 @@ fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), Ap
     if !text.is_empty() || !calls.is_empty() {
         let mut one = json!({"role": role, "content": text});
         if let Some(one) = one.as_object_mut().filter(|_| role == "assistant" && !thought.is_empty()) {
-            openai::messages::remember(one, &thought);
+            messages::remember(one, &thought);
         }
         if !calls.is_empty() {
             one["tool_calls"] = calls.into();
@@ -260,7 +281,6 @@ fn message(id: &str, plan: &Plan, whole: &Whole) -> Value {
 
 fn stream_blocks(answer: Answer, seen: Option<u64>) -> Response {
     let Answer { id, plan, pieces, .. } = answer;
-    let headers = answer::headers(&id, &plan, None);
     let empty = Whole::default();
     let mut start = message(&id, &plan, &empty);
     start["usage"] = usage(&Usage { prompt_tokens: plan.prompt_tokens, ..Usage::default() });
@@ -271,7 +291,7 @@ fn stream_blocks(answer: Answer, seen: Option<u64>) -> Response {
     ];
     let mut writer = Writer { index: 0, open: None, tokens: 0 };
     let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
-    (headers, sse::respond(frames, Wire::Events, seen)).into_response()
+    sse::respond(frames, Wire::Events, seen)
 }
 
 /// A block of text.

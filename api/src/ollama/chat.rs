@@ -20,6 +20,7 @@ use crate::{
     error::ApiError,
     fields::Fields,
     inference::Prompt,
+    left_out::LeftOut,
     openai::messages,
     sse::{self, Frame, Wire},
     tools::Offer,
@@ -42,7 +43,9 @@ pub(crate) async fn post(
         }
     }
     let extra = thinking(&fields)?;
-    let prompt = Prompt::Messages { messages: messages::read(&fields)?, tools: offer.tools.clone(), extra };
+    let mut left = LeftOut::default();
+    let messages = messages::read(&fields, &mut left)?;
+    let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let request = common(&app, &fields, &headers, prompt)?;
     let streams = fields.bool("stream")?.unwrap_or(true);
     let answer = answer::begin(&app, request, &offer, 1).await?;
@@ -59,11 +62,13 @@ pub(crate) async fn post(
         if let Some(ended) = whole.ended {
             extend(&mut line, ending(ended, &whole.usage, &whole.report, started.elapsed()));
         }
-        let headers = answer::headers(&id, &plan, Some(&whole.report));
+        let mut headers = answer::headers(&id, &plan, Some(&whole.report));
+        left.tell(&mut headers);
         return Ok((headers, Json(line)).into_response());
     }
     let Answer { id, plan, pieces, .. } = answer;
-    let headers = answer::headers(&id, &plan, None);
+    let mut headers = answer::headers(&id, &plan, None);
+    left.tell(&mut headers);
     // Ollama's clients take calls as a whole.
     let mut open: Option<ToolCall> = None;
     let frames = pieces.map(move |(_, piece)| {

@@ -11,7 +11,7 @@ use axum::{
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use super::{MAX_CHOICES, MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages, usage};
+use super::{MAX_CHOICES, MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages, tools, usage};
 use crate::{
     App,
     answer::{self, Answer, Ended, Ending, Piece, Whole},
@@ -20,6 +20,7 @@ use crate::{
     error::ApiError,
     fields::Fields,
     inference::{Format, GenerateRequest, Plan, Prompt, TokenLogprobs, Usage},
+    left_out::LeftOut,
     sse::{self, Frame, Wire},
     tools::Offer,
     unread::{self, Route},
@@ -29,11 +30,21 @@ use crate::{
 struct Asked {
     request: GenerateRequest,
     offer: Offer,
+    form: Form,
+    left: LeftOut,
     n: usize,
     /// Whether reasoning stays in the text.
     inline_reasoning: bool,
     stream: bool,
     include_usage: bool,
+}
+
+/// In which form calls are given back: that in which the tools came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Tools,
+    /// `functions` and `function_call`.
+    Functions,
 }
 
 pub(crate) async fn post(
@@ -55,19 +66,24 @@ pub(crate) async fn post(
         answer::begin(&app, asked.request, &asked.offer, asked.n).await?
     };
     if asked.stream {
-        return Ok(stream(answer, asked.include_usage, seen));
+        let mut headers = answer::headers(&answer.id, &answer.plan, None);
+        asked.left.tell(&mut headers);
+        return Ok((headers, stream(answer, asked.form, asked.include_usage, seen)).into_response());
     }
     let (id, created) = (answer.id.clone(), answer.created_s);
     let (plan, wholes) = answer.collect().await?;
-    let body = whole(&id, created, &plan, &wholes);
-    let headers = answer::headers(&id, &plan, wholes.first().map(|whole| &whole.report));
+    let body = whole(&id, created, &plan, &wholes, asked.form);
+    let mut headers = answer::headers(&id, &plan, wholes.first().map(|whole| &whole.report));
+    asked.left.tell(&mut headers);
     Ok((headers, Json(body)).into_response())
 }
 
 fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
     let fields = Fields::new(body)?;
     unread::check(&fields, Route::Chat)?;
-    let offer = Offer::openai(&fields)?;
+    let mut left = LeftOut::default();
+    let (offer, is_older) = tools::chat(&fields)?;
+    let form = if is_older { Form::Functions } else { Form::Tools };
     let mut extra = serde_json::Map::new();
     if let Some(kwargs) = fields.object("chat_template_kwargs")? {
         extra.extend(kwargs.members().map(|(name, value)| (name.clone(), value.clone())));
@@ -76,7 +92,9 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
     if let Some(effort) = fields.text("reasoning_effort")? {
         extra.insert("reasoning_effort".into(), effort.into());
     }
-    let prompt = Prompt::Messages { messages: messages::read(&fields)?, tools: offer.tools.clone(), extra };
+    let mut messages = messages::read(&fields, &mut left)?;
+    messages::verbosity(&fields, &mut messages, &mut left)?;
+    let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let mut request = common(app, &fields, headers, "chatcmpl-", prompt)?;
     let newer = fields.count("max_completion_tokens", 1, MAX_TOKENS)?;
     request.max_tokens = newer.or(fields.count("max_tokens", 1, MAX_TOKENS)?);
@@ -104,14 +122,16 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
     let stream = fields.bool("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     let include_usage = options.map(|options| options.bool("include_usage")).transpose()?.flatten();
-    Ok(Asked { request, offer, n, inline_reasoning, stream, include_usage: include_usage.unwrap_or(false) })
+    let include_usage = include_usage.unwrap_or(false);
+    Ok(Asked { request, offer, form, left, n, inline_reasoning, stream, include_usage })
 }
 
-fn finish_reason(ended: Ended) -> &'static str {
-    match ended {
-        Ended::Stop => "stop",
-        Ended::Length => "length",
-        Ended::Calls => "tool_calls",
+fn finish_reason(ended: Ended, form: Form) -> &'static str {
+    match (ended, form) {
+        (Ended::Stop, _) => "stop",
+        (Ended::Length, _) => "length",
+        (Ended::Calls, Form::Tools) => "tool_calls",
+        (Ended::Calls, Form::Functions) => "function_call",
     }
 }
 
@@ -119,10 +139,10 @@ fn tool_call(call: &ToolCall) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 
-fn whole(id: &str, created: u64, plan: &Plan, wholes: &[Whole]) -> Value {
+fn whole(id: &str, created: u64, plan: &Plan, wholes: &[Whole], form: Form) -> Value {
     let usages: Vec<Usage> = wholes.iter().map(|whole| whole.usage).collect();
     let reasoning_tokens = wholes.iter().map(|whole| whole.reasoning_tokens).sum();
-    let choices: Value = wholes.iter().enumerate().map(|(index, whole)| choice(index, whole)).collect();
+    let choices: Value = wholes.iter().enumerate().map(|(index, whole)| choice(index, whole, form)).collect();
     json!({
         "id": id,
         "object": "chat.completion",
@@ -143,13 +163,21 @@ fn counts(usages: &[Usage], reasoning_tokens: usize) -> Value {
     counts
 }
 
-fn choice(index: usize, whole: &Whole) -> Value {
+fn choice(index: usize, whole: &Whole, form: Form) -> Value {
     let mut message = json!({"role": "assistant", "content": whole.text, "refusal": null});
     if !whole.reasoning.is_empty() {
         message["reasoning_content"] = whole.reasoning.as_str().into();
     }
     if !whole.calls.is_empty() {
-        message["tool_calls"] = whole.calls.iter().map(tool_call).collect();
+        match form {
+            Form::Tools => message["tool_calls"] = whole.calls.iter().map(tool_call).collect(),
+            // There is one call at most: the offer says so.
+            Form::Functions => {
+                let call = whole.calls.first();
+                let call = call.map(|call| json!({"name": call.name, "arguments": call.arguments}));
+                message["function_call"] = call.unwrap_or_default();
+            }
+        }
         if whole.text.is_empty() {
             message["content"] = Value::Null;
         }
@@ -159,24 +187,24 @@ fn choice(index: usize, whole: &Whole) -> Value {
         "index": index,
         "message": message,
         "logprobs": if logprobs.is_empty() { Value::Null } else { json!({"content": logprobs}) },
-        "finish_reason": whole.ended.map(finish_reason),
+        "finish_reason": whole.ended.map(|ended| finish_reason(ended, form)),
     })
 }
 
-fn stream(answer: Answer, include_usage: bool, seen: Option<u64>) -> Response {
+fn stream(answer: Answer, form: Form, include_usage: bool, seen: Option<u64>) -> Response {
     let Answer { id, created_s, plan, choices, pieces } = answer;
-    let headers = answer::headers(&id, &plan, None);
-    let mut writer = Writer::new(&id, created_s, plan, choices, include_usage);
+    let mut writer = Writer::new(&id, created_s, plan, choices, (form, include_usage));
     let first = writer.first();
     let rest = pieces.map(move |(index, piece)| writer.write(index, piece));
     let frames = futures::stream::iter([first]).chain(rest);
-    (headers, sse::respond(frames, Wire::Events, seen)).into_response()
+    sse::respond(frames, Wire::Events, seen)
 }
 
 /// Turns pieces into chunks.
 struct Writer {
     base: Value,
     plan: Plan,
+    form: Form,
     include_usage: bool,
     /// Of the choices that have ended.
     usages: Vec<Usage>,
@@ -187,7 +215,13 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(id: &str, created_s: u64, plan: Plan, choices: usize, include_usage: bool) -> Self {
+    fn new(
+        id: &str,
+        created_s: u64,
+        plan: Plan,
+        choices: usize,
+        (form, include_usage): (Form, bool),
+    ) -> Self {
         let mut base = json!({
             "id": id, "object": "chat.completion.chunk", "created": created_s, "model": plan.model,
         });
@@ -195,12 +229,12 @@ impl Writer {
             base["usage"] = Value::Null;
         }
         let calls = vec![0; choices];
-        Self { base, plan, include_usage, usages: Vec::new(), reasoning_tokens: 0, tokens: 0, calls }
+        Self { base, plan, form, include_usage, usages: Vec::new(), reasoning_tokens: 0, tokens: 0, calls }
     }
 
     fn chunk(&self, index: usize, delta: Value, end: Option<Ended>) -> Value {
         let mut chunk = self.base.clone();
-        let reason = end.map(finish_reason);
+        let reason = end.map(|ended| finish_reason(ended, self.form));
         chunk["choices"] =
             json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": reason}]);
         chunk
@@ -225,20 +259,11 @@ impl Writer {
                 self.text(index, "reasoning_content", text, logprobs, counted)
             }
             Piece::Call { id, name } => {
-                let at = self.calls[index];
+                let call = json!({"id": id, "type": "function"});
                 self.calls[index] += 1;
-                let function = json!({"name": name, "arguments": ""});
-                vec![
-                    self.call(
-                        index,
-                        json!({"index": at, "id": id, "type": "function", "function": function}),
-                    ),
-                ]
+                vec![self.call(index, call, json!({"name": name, "arguments": ""}))]
             }
-            Piece::Arguments(more) => {
-                let at = self.calls[index].saturating_sub(1);
-                vec![self.call(index, json!({"index": at, "function": {"arguments": more}}))]
-            }
+            Piece::Arguments(more) => vec![self.call(index, json!({}), json!({"arguments": more}))],
             Piece::Prompt(_) | Piece::CallEnd => Vec::new(),
             Piece::Failover { lost, replacement, stall_ms } => {
                 let mut chunk = self.chunk(index, json!({}), None);
@@ -285,9 +310,17 @@ impl Writer {
         vec![Frame::data(chunk).id(self.tokens)]
     }
 
-    /// A piece of a call.
-    fn call(&self, index: usize, call: Value) -> Frame {
-        Frame::data(self.chunk(index, json!({"tool_calls": [call]}), None)).id(self.tokens)
+    /// A piece of the call that began last.
+    fn call(&self, index: usize, mut call: Value, function: Value) -> Frame {
+        let delta = match self.form {
+            Form::Functions => json!({"function_call": function}),
+            Form::Tools => {
+                call["index"] = self.calls[index].saturating_sub(1).into();
+                call["function"] = function;
+                json!({"tool_calls": [call]})
+            }
+        };
+        Frame::data(self.chunk(index, delta, None)).id(self.tokens)
     }
 
     fn last(&self) -> Vec<Frame> {

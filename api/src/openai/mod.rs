@@ -10,6 +10,7 @@ pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod rerank;
 pub(crate) mod responses;
+pub(crate) mod tools;
 
 use axum::http::HeaderMap;
 use serde_json::{Value, json};

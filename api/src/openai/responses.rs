@@ -1,4 +1,4 @@
-//! `POST /v1/responses`, for text and functions. Nothing is stored: `previous_response_id` and `background` are refused,
+//! `POST /v1/responses`, for text and tools that the client runs. Nothing is stored: `previous_response_id` and `background` are refused,
 //! and a conversation is continued by sending its items again.
 
 use std::sync::Arc;
@@ -12,24 +12,35 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
-use super::{MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages};
+use super::{
+    MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages,
+    tools::{self, Kind, Kinds},
+};
 use crate::{
     App,
-    answer::{self, Answer, Ended, Ending, Piece, Whole},
+    answer::{self, Answer, Ended, Ending, Piece},
     body::JsonBody,
     calls::ToolCall,
     error::ApiError,
-    fields::{Fields, required},
+    fields::Fields,
     inference::{Format, GenerateRequest, Plan, Prompt, Report, Usage},
+    left_out::LeftOut,
     names,
     sse::{self, Frame, Wire},
     tools::Offer,
     unread::{self, Route},
 };
 
+mod input;
+mod items;
+
+use items::{call_id, call_item, custom_input, message_item, part, reasoning_item};
+
 struct Asked {
     request: GenerateRequest,
     offer: Offer,
+    kinds: Kinds,
+    left: LeftOut,
     stream: bool,
     /// Fields of the request that the answer repeats.
     echo: Value,
@@ -47,17 +58,21 @@ pub(crate) async fn post(
     }
     let answer = answer::begin(&app, asked.request, &asked.offer, 1).await?;
     if asked.stream {
-        return Ok(stream_items(answer, asked.echo, seen));
+        let mut headers = answer::headers(&answer.id, &answer.plan, None);
+        asked.left.tell(&mut headers);
+        return Ok((headers, stream_items(answer, asked.echo, asked.kinds, seen)).into_response());
     }
     let (id, created) = (answer.id.clone(), answer.created_s);
     let (plan, mut wholes) = answer.collect().await?;
     let whole = wholes.pop().unwrap_or_default();
-    let items = Items::of(&whole);
+    let items = items::all(&whole, &asked.kinds);
     let base = Base { id: id.clone(), created, plan: plan.clone(), echo: asked.echo };
     let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
     let end = (&whole.usage, whole.reasoning_tokens, &whole.report);
-    let body = base.response(status, items.0, Some(end));
-    Ok((answer::headers(&id, &plan, Some(&whole.report)), Json(body)).into_response())
+    let body = base.response(status, items, Some(end));
+    let mut headers = answer::headers(&id, &plan, Some(&whole.report));
+    asked.left.tell(&mut headers);
+    Ok((headers, Json(body)).into_response())
 }
 
 fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
@@ -73,21 +88,27 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
     if fields.bool("background")?.unwrap_or(false) {
         return Err(fields.refuse("background", "is not supported: nothing is stored here"));
     }
-    let offer = Offer::openai(&fields)?;
+    let mut left = LeftOut::default();
+    let (offer, kinds) = tools::responses(&fields, &mut left)?;
     let mut extra = serde_json::Map::new();
     let reasoning = fields.object("reasoning")?;
     if let Some(effort) = reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten() {
         extra.insert("reasoning_effort".into(), effort.into());
     }
-    let prompt = Prompt::Messages { messages: input(&fields)?, tools: offer.tools.clone(), extra };
+    let mut messages = input::read(&fields, &mut left)?;
+    let text = fields.object("text")?;
+    if let Some(text) = &text {
+        messages::verbosity(text, &mut messages, &mut left)?;
+    }
+    let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let mut request = common(app, &fields, headers, "resp_", prompt)?;
     request.max_tokens = fields.count("max_output_tokens", 1, MAX_TOKENS)?;
     let include = fields.list("include", 16)?.unwrap_or_default();
     let wants = include.iter().any(|word| word == "message.output_text.logprobs");
     let top = fields.count("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
     request.logprobs = (wants || top.is_some()).then(|| top.unwrap_or(0));
-    request.format = match fields.object("text")? {
-        Some(text) => format(&text, "format")?,
+    request.format = match &text {
+        Some(text) => format(text, "format")?,
         None => Format::Text,
     };
     if let Some(forced) = offer.forced.clone() {
@@ -108,123 +129,7 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         "tools": kept("tools", json!([])),
         "top_p": kept("top_p", Value::Null),
     });
-    Ok(Asked { request, offer, stream: fields.bool("stream")?.unwrap_or(false), echo })
-}
-
-/// `instructions` and `input`, a string or a list of items, as messages.
-fn input(fields: &Fields<'_>) -> Result<Value, ApiError> {
-    let mut all = Vec::new();
-    if let Some(text) = fields.text("instructions")? {
-        all.push(json!({"role": "system", "content": text}));
-    }
-    let input = required(fields, "input", fields.any("input"))?;
-    if let Value::String(text) = input {
-        all.push(json!({"role": "user", "content": text}));
-        return Ok(all.into());
-    }
-    let mut thought = String::new();
-    let items = fields.list("input", messages::MAX_MESSAGES)?.unwrap_or_default();
-    for (i, item) in items.iter().enumerate() {
-        let path = format!("input[{i}]");
-        let item_fields = Fields::at(item, path.as_str())?;
-        match item_fields.text("type")?.unwrap_or("message") {
-            "message" => all.push(messages::read_one(item, &path)?),
-            "function_call" => {
-                let name = required(&item_fields, "name", item_fields.text("name")?)?;
-                let arguments = item_fields.text("arguments")?.unwrap_or("{}");
-                let call = json!({"id": item_fields.text("call_id")?.unwrap_or(""), "type": "function",
-                    "function": {"name": name, "arguments": arguments}});
-                let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
-                all.push(messages::read_one(&message, &path)?);
-            }
-            "function_call_output" => {
-                let id = required(&item_fields, "call_id", item_fields.text("call_id")?)?;
-                let output = messages::text(&item_fields, "output")?;
-                let output = required(&item_fields, "output", output)?;
-                all.push(json!({"role": "tool", "content": output, "tool_call_id": id}));
-            }
-            // It belongs to the item behind it; the template decides what the model sees of it.
-            "reasoning" => {
-                thought = reasoning_text(&item_fields)?;
-                continue;
-            }
-            _ => {
-                let why = "must be message, function_call or function_call_output";
-                return Err(item_fields.refuse("type", why));
-            }
-        }
-        let thought = std::mem::take(&mut thought);
-        if let Some(Value::Object(last)) = all.last_mut().filter(|last| last["role"] == "assistant")
-            && !thought.is_empty()
-        {
-            messages::remember(last, &thought);
-        }
-    }
-    if all.is_empty() { Err(fields.refuse("input", "must not be empty")) } else { Ok(all.into()) }
-}
-
-/// What a reasoning item says: its text, or the summary that clients keep of it.
-fn reasoning_text(item: &Fields<'_>) -> Result<String, ApiError> {
-    for field in ["content", "summary"] {
-        let mut text = String::new();
-        for (i, part) in item.list(field, messages::MAX_MESSAGES)?.unwrap_or_default().iter().enumerate() {
-            text.push_str(
-                Fields::at(part, format!("{}[{i}]", item.name(field)))?.text("text")?.unwrap_or(""),
-            );
-        }
-        if !text.is_empty() {
-            return Ok(text);
-        }
-    }
-    Ok(String::new())
-}
-
-fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
-    let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
-    json!({"type": "reasoning", "id": id, "status": status, "summary": [], "content": content})
-}
-
-fn message_item(id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
-    json!({
-        "type": "message", "id": id, "status": status, "role": "assistant",
-        "content": [part(text, logprobs)],
-    })
-}
-
-fn part(text: &str, logprobs: &[Value]) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
-}
-
-fn call_item(id: &str, call: &ToolCall, status: &str) -> Value {
-    json!({
-        "type": "function_call", "id": id, "call_id": call.id, "name": call.name,
-        "arguments": call.arguments, "status": status,
-    })
-}
-
-/// The items of an answer.
-struct Items(Vec<Value>);
-
-impl Items {
-    fn of(whole: &Whole) -> Self {
-        let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
-        let mut items = Vec::new();
-        if !whole.reasoning.is_empty() {
-            let ended = whole.text.is_empty() && whole.calls.is_empty();
-            let status = if ended { status } else { "completed" };
-            items.push(reasoning_item(&names::fresh("rs_"), &whole.reasoning, status));
-        }
-        if !whole.text.is_empty() || items.is_empty() && whole.calls.is_empty() {
-            let logprobs: Vec<Value> = whole.logprobs.iter().map(logprobs).collect();
-            items.push(message_item(&names::fresh("msg_"), &whole.text, &logprobs, status));
-        }
-        let last = whole.calls.len().saturating_sub(1);
-        items.extend(whole.calls.iter().enumerate().map(|(at, call)| {
-            let status = if at == last { status } else { "completed" };
-            call_item(&names::fresh("fc_"), call, status)
-        }));
-        Self(items)
-    }
+    Ok(Asked { request, offer, kinds, left, stream: fields.bool("stream")?.unwrap_or(false), echo })
 }
 
 /// What every form of the response object shares.
@@ -269,20 +174,28 @@ impl Base {
     }
 }
 
-fn stream_items(answer: Answer, echo: Value, seen: Option<u64>) -> Response {
+fn stream_items(answer: Answer, echo: Value, kinds: Kinds, seen: Option<u64>) -> Response {
     let Answer { id, created_s, plan, pieces, .. } = answer;
-    let headers = answer::headers(&id, &plan, None);
     let base = Base { id, created: created_s, plan, echo };
-    let mut writer =
-        Writer { base, sequence: 0, tokens: 0, output: Vec::new(), thought: None, open: None, call: None };
+    let mut writer = Writer {
+        base,
+        kinds,
+        sequence: 0,
+        tokens: 0,
+        output: Vec::new(),
+        thought: None,
+        open: None,
+        call: None,
+    };
     let first = writer.first();
     let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
-    (headers, sse::respond(frames, Wire::Events, seen)).into_response()
+    sse::respond(frames, Wire::Events, seen)
 }
 
 /// Turns pieces into events.
 struct Writer {
     base: Base,
+    kinds: Kinds,
     sequence: u64,
     tokens: u64,
     /// Finished items.
@@ -292,7 +205,7 @@ struct Writer {
     /// The message being written: id, text, log-probabilities.
     open: Option<(String, String, Vec<Value>)>,
     /// The call being written, and the id of its item.
-    call: Option<(String, ToolCall)>,
+    call: Option<(String, ToolCall, Kind)>,
 }
 
 impl Writer {
@@ -341,10 +254,11 @@ impl Writer {
                 let mut frames = self.close_call("completed");
                 frames.extend(self.close_thought("completed"));
                 frames.extend(self.close_message("completed"));
-                let (item_id, index) = (names::fresh("fc_"), self.output.len());
+                let kind = self.kinds.of(&name);
+                let (item_id, index) = (call_id(kind), self.output.len());
                 let call = ToolCall { id, name, arguments: String::new() };
-                let item = call_item(&item_id, &call, "in_progress");
-                self.call = Some((item_id, call));
+                let item = call_item(&item_id, &call, kind, "in_progress");
+                self.call = Some((item_id, call, kind));
                 frames.push(
                     self.frame("response.output_item.added", json!({"output_index": index, "item": item})),
                 );
@@ -352,8 +266,12 @@ impl Writer {
             }
             Piece::Arguments(more) => {
                 let index = self.output.len();
-                let Some((id, call)) = &mut self.call else { return Vec::new() };
+                let Some((id, call, kind)) = &mut self.call else { return Vec::new() };
                 call.arguments.push_str(&more);
+                // What the others hold is known at their end.
+                if *kind != Kind::Function {
+                    return Vec::new();
+                }
                 let data = json!({"item_id": id, "output_index": index, "delta": more});
                 let tokens = self.tokens;
                 vec![self.frame("response.function_call_arguments.delta", data).id(tokens)]
@@ -361,7 +279,7 @@ impl Writer {
             Piece::CallEnd => {
                 // One that was cut is closed by the end, which says so.
                 let whole = |call: &ToolCall| serde_json::from_str::<Value>(&call.arguments).is_ok();
-                let complete = self.call.as_ref().is_some_and(|(_, call)| whole(call));
+                let complete = self.call.as_ref().is_some_and(|(_, call, _)| whole(call));
                 if complete { self.close_call("completed") } else { Vec::new() }
             }
             Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
@@ -409,17 +327,30 @@ impl Writer {
     }
 
     fn close_call(&mut self, status: &str) -> Vec<Frame> {
-        let Some((id, call)) = self.call.take() else { return Vec::new() };
+        let Some((id, call, kind)) = self.call.take() else { return Vec::new() };
         let index = self.output.len();
-        let item = call_item(&id, &call, status);
+        let item = call_item(&id, &call, kind, status);
         self.output.push(item.clone());
-        let done = json!({
-            "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
-        });
-        vec![
-            self.frame("response.function_call_arguments.done", done),
-            self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
-        ]
+        let mut frames = Vec::new();
+        match kind {
+            Kind::Function => {
+                let done = json!({
+                    "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
+                });
+                frames.push(self.frame("response.function_call_arguments.done", done));
+            }
+            Kind::Custom => {
+                let input = custom_input(&call.arguments);
+                let data = json!({"item_id": id, "output_index": index, "delta": input});
+                let tokens = self.tokens;
+                frames.push(self.frame("response.custom_tool_call_input.delta", data).id(tokens));
+                let done = json!({"item_id": id, "output_index": index, "input": input});
+                frames.push(self.frame("response.custom_tool_call_input.done", done));
+            }
+            Kind::LocalShell => {}
+        }
+        frames.push(self.frame("response.output_item.done", json!({"output_index": index, "item": item})));
+        frames
     }
 
     /// More of what the model thinks.

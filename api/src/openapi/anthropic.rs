@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::{
     schema::{
-        Named, any_object, any_of, array, count, flag, integer, list, number, object, text, whole, words,
+        Named, any_object, any_of, array, count, flag, integer, list, number, object, reference, text, whole,
+        words,
     },
     terms::{TOKENS, model, seed, stops, tool_name, who},
 };
@@ -13,9 +14,18 @@ use crate::inference::ranges;
 /// What the routes take and answer.
 pub(super) fn schemas() -> Vec<Named> {
     let text_block = object(2, &[("type", words(&["text"])), ("text", text())]);
-    let results = any_of(&[text(), list(text_block.clone(), 0, 1024)]);
+    let inline = object(2, &[("type", words(&["base64"])), ("data", text())]);
+    let image = object(2, &[("type", words(&["image"])), ("source", inline)]);
+    let plain = object(2, &[("type", words(&["text"])), ("data", text())]);
+    let document = object(2, &[("type", words(&["document"])), ("source", plain)]);
+    let result = any_of(&[text_block.clone(), image.clone(), document.clone()]);
+    let results = any_of(&[text(), list(result, 0, 1024)]);
     let block = any_of(&[
         text_block.clone(),
+        image,
+        document,
+        object(2, &[("type", words(&["thinking"])), ("thinking", text())]),
+        object(1, &[("type", words(&["redacted_thinking", "server_tool_use", "web_search_tool_result"]))]),
         object(
             2,
             &[
@@ -34,7 +44,7 @@ pub(super) fn schemas() -> Vec<Named> {
             ("content", any_of(&[text(), list(block, 0, 1024)])),
         ],
     );
-    let tool = object(
+    let own = object(
         1,
         &[
             ("name", tool_name()),
@@ -43,6 +53,19 @@ pub(super) fn schemas() -> Vec<Named> {
             ("input_schema", json!({"type": "object"})),
         ],
     );
+    let dated = |bases: &str, about: &str| json!({"type": "string", "pattern": format!("^({bases})_[0-9]{{8}}$"), "description": about});
+    let told = dated("bash|text_editor|memory", "The model is told of it as a function");
+    let left = dated(
+        "web_search|web_fetch|code_execution|computer",
+        "Left out: the answer lists it in x-shoal-left-out",
+    );
+    let tool = any_of(&[
+        own,
+        object(2, &[("type", told), ("name", tool_name())]),
+        object(2, &[("type", left), ("name", text())]),
+        object(1, &[("type", words(&["mcp_toolset"]))]),
+    ]);
+    let output = object(0, &[("effort", text()), ("format", reference("Format"))]);
     let choice = any_of(&[
         object(1, &[("type", words(&["auto", "none", "any"]))]),
         object(2, &[("type", words(&["tool"])), ("name", text())]),
@@ -60,6 +83,10 @@ pub(super) fn schemas() -> Vec<Named> {
         ("stream", flag()),
         ("tools", list(tool, 0, 128)),
         ("tool_choice", choice),
+        ("thinking", object(1, &[("type", words(&["enabled", "adaptive", "disabled"]))])),
+        ("output_config", output),
+        ("output_format", reference("Format")),
+        ("mcp_servers", list(any_object(), 0, 128)),
     ];
     members.extend(who());
     let mut counted = members.clone();

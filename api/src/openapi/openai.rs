@@ -9,11 +9,11 @@ use super::{
     },
     terms::{TOKENS, ids, input, mode, model, seed, stops, tool_name, who},
 };
-use crate::inference::ranges;
+use crate::{inference::ranges, openai::tools::LEFT_OUT};
 
 /// What the routes take and answer, and what requests of other dialects are made of, too.
 pub(super) fn schemas() -> Vec<Named> {
-    [requests(), parts(), answers()].concat()
+    [requests(), parts(), responses_parts(), answers()].concat()
 }
 
 /// What OpenAI's routes share.
@@ -51,7 +51,10 @@ fn with(required: &[(&'static str, Value)], more: &[(&'static str, Value)]) -> V
 fn requests() -> Vec<Named> {
     let tools = list(reference("Tool"), 0, 128);
     let named = object(1, &[("function", object(1, &[("name", text())])), ("type", words(&["function"]))]);
-    let choice = any_of(&[words(&["none", "auto", "required"]), named]);
+    let choice = any_of(&[words(&["none", "auto", "required"]), named.clone()]);
+    let flat = object(1, &[("name", text()), ("type", words(&["function", "custom"]))]);
+    let shell = object(1, &[("type", words(&["local_shell"]))]);
+    let responses_choice = any_of(&[words(&["none", "auto", "required"]), named, flat, shell]);
     let messages = list(reference("Message"), 1, 4096);
     let prompt = any_of(&[
         text(),
@@ -70,6 +73,9 @@ fn requests() -> Vec<Named> {
         ("tool_choice", choice.clone()),
         ("parallel_tool_calls", flag()),
         ("reasoning_effort", text()),
+        ("verbosity", verbosity()),
+        ("functions", list(function(), 0, 128)),
+        ("function_call", any_of(&[words(&["none", "auto"]), object(1, &[("name", text())])])),
     ];
     chat.extend(counts.clone());
     // 0 is for prompts that come back with `echo`.
@@ -80,23 +86,15 @@ fn requests() -> Vec<Named> {
         ("echo", flag()),
     ];
     completion.extend(counts);
-    let items = list(reference("Message"), 0, 4096);
-    let flat = object(
-        1,
-        &[
-            ("name", tool_name()),
-            ("type", words(&["function"])),
-            ("description", text()),
-            ("parameters", json!({"type": "object"})),
-        ],
-    );
+    let items = list(reference("Item"), 0, 4096);
+    let said = object(0, &[("format", reference("Format")), ("verbosity", verbosity())]);
     let responses = [
         ("instructions", text()),
         ("max_output_tokens", integer(1, TOKENS)),
         ("top_logprobs", integer(0, 20)),
-        ("text", object(0, &[("format", reference("Format"))])),
-        ("tools", list(flat, 0, 128)),
-        ("tool_choice", choice),
+        ("text", said),
+        ("tools", list(reference("ResponsesTool"), 0, 128)),
+        ("tool_choice", responses_choice),
     ];
     let width = json!({"type": "integer", "minimum": 1, "maximum": 1 << 20, "description": "Only the width of the model"});
     let embeddings = [
@@ -126,10 +124,77 @@ fn requests() -> Vec<Named> {
     ]
 }
 
+fn verbosity() -> Value {
+    let about = "low and high add a sentence to the system message; without one it is left out, and x-shoal-left-out says so";
+    json!({"type": "string", "enum": ["low", "medium", "high"], "description": about})
+}
+
+fn function() -> Value {
+    object(1, &[("name", tool_name()), ("description", text()), ("parameters", json!({"type": "object"}))])
+}
+
+/// What `tools` and `input` of Responses hold.
+fn responses_parts() -> Vec<Named> {
+    let flat = object(
+        1,
+        &[
+            ("name", tool_name()),
+            ("type", words(&["function"])),
+            ("description", text()),
+            ("parameters", json!({"type": "object"})),
+        ],
+    );
+    let format = any_of(&[
+        object(1, &[("type", words(&["text"]))]),
+        object(
+            3,
+            &[("type", words(&["grammar"])), ("syntax", words(&["lark", "regex"])), ("definition", text())],
+        ),
+    ]);
+    let custom = object(
+        2,
+        &[("type", words(&["custom"])), ("name", tool_name()), ("description", text()), ("format", format)],
+    );
+    let mut left = words(LEFT_OUT);
+    left["description"] = "Left out: the answer lists it in x-shoal-left-out".into();
+    let tool = any_of(&[
+        flat,
+        custom,
+        object(1, &[("type", words(&["local_shell"]))]),
+        object(1, &[("type", left)]),
+    ]);
+    let outputs = ["function_call_output", "custom_tool_call_output", "local_shell_call_output"];
+    let called = [("name", text()), ("call_id", text())];
+    let call = |kind: &str, own: (&'static str, Value)| {
+        object(3, &[("type", words(&[kind])), called[0].clone(), own, called[1].clone()])
+    };
+    let action = object(1, &[("command", list(text(), 0, 1024)), ("type", words(&["exec"]))]);
+    let shell = [("type", words(&["local_shell_call"])), ("action", action), called[1].clone()];
+    let item = any_of(&[
+        reference("Message"),
+        call("function_call", ("arguments", text())),
+        call("custom_tool_call", ("input", text())),
+        object(2, &shell),
+        object(3, &[("type", words(&outputs)), called[1].clone(), ("output", content())]),
+        object(1, &[("type", words(&["reasoning"])), ("summary", list(any_object(), 0, 1024))]),
+    ]);
+    vec![("ResponsesTool", tool), ("Item", item)]
+}
+
+/// A message's text, whole or in parts, among which images within the request are left out.
+fn content() -> Value {
+    let part = object(2, &[("type", words(&["text", "input_text", "output_text"])), ("text", text())]);
+    let data = json!({"type": "string", "pattern": "^data:", "description": "Left out: the answer says so in x-shoal-left-out"});
+    let image = any_of(&[
+        object(2, &[("type", words(&["image_url"])), ("image_url", object(1, &[("url", data.clone())]))]),
+        object(2, &[("type", words(&["input_image"])), ("image_url", data)]),
+    ]);
+    any_of(&[text(), list(any_of(&[part, image]), 0, 1024)])
+}
+
 /// What OpenAI's and Ollama's requests are made of.
 fn parts() -> Vec<Named> {
-    let part = object(2, &[("type", words(&["text", "input_text", "output_text"])), ("text", text())]);
-    let content = any_of(&[text(), list(part, 0, 1024)]);
+    let content = content();
     let call = object(
         1,
         &[
@@ -141,7 +206,7 @@ fn parts() -> Vec<Named> {
             ("type", words(&["function"])),
         ],
     );
-    let role = words(&["system", "developer", "user", "assistant", "tool"]);
+    let role = words(&["system", "developer", "user", "assistant", "tool", "function"]);
     let said = object(
         2,
         &[
@@ -152,11 +217,9 @@ fn parts() -> Vec<Named> {
             ("name", text()),
         ],
     );
+    let older = object(1, &[("name", text()), ("arguments", any_of(&[text(), json!({"type": "object"})]))]);
+    let older = object(2, &[("role", words(&["assistant"])), ("function_call", older)]);
     let called = object(2, &[("role", role), ("tool_calls", list(call, 1, 1024)), ("content", content)]);
-    let function = object(
-        1,
-        &[("name", tool_name()), ("description", text()), ("parameters", json!({"type": "object"}))],
-    );
     let schema = object(1, &[("schema", json!({"type": "object"})), ("name", text())]);
     let format = any_of(&[
         object(1, &[("type", words(&["text", "json_object"]))]),
@@ -165,8 +228,8 @@ fn parts() -> Vec<Named> {
         object(2, &[("type", words(&["regex"])), ("regex", text())]),
     ]);
     vec![
-        ("Message", any_of(&[said, called])),
-        ("Tool", object(1, &[("function", function), ("type", words(&["function"]))])),
+        ("Message", any_of(&[said, called, older])),
+        ("Tool", object(1, &[("function", function()), ("type", words(&["function"]))])),
         ("Format", format),
     ]
 }
@@ -191,6 +254,7 @@ fn answers() -> Vec<Named> {
             ("role", words(&["assistant"])),
             ("content", or_null("string")),
             ("tool_calls", list(any_object(), 1, 1024)),
+            ("function_call", any_object()),
         ],
     );
     let answer = |kind: &str, choices: Value| {
