@@ -240,6 +240,35 @@ async fn the_local_shell_is_called_with_a_command() {
 }
 
 #[tokio::test]
+async fn a_function_of_a_namespace_is_called_by_both_names() {
+    let api = scripted("mcp__tracker.find", &json!({"query": "a"})).await;
+    let function =
+        json!({"type": "function", "name": "find", "strict": false, "parameters": {"type": "object"}});
+    let tool =
+        json!({"type": "namespace", "name": "mcp__tracker", "description": "Issues.", "tools": [function]});
+    let ask = |stream: bool| json!({"input": "?", "tools": [tool], "stream": stream});
+    let reply = api.post("/v1/responses", &ask(false)).await;
+    assert_eq!((reply.status, reply.header(LEFT_OUT)), (200, None), "{}", reply.text());
+    let item = reply.json()["output"][0].clone();
+    assert_eq!(
+        (&item["type"], &item["namespace"], &item["name"]),
+        (&json!("function_call"), &json!("mcp__tracker"), &json!("find"))
+    );
+    let reply = api.post("/v1/responses", &ask(true)).await;
+    check_stream("namespace", "/v1/responses", &reply);
+    let done =
+        reply.events().into_iter().find(|e| e["type"] == "response.function_call_arguments.done").unwrap();
+    assert_eq!((&done["name"], &done["arguments"]), (&json!("find"), &json!("{\"query\":\"a\"}")));
+    assert_eq!(told(&api).1["mcp__tracker.find"]["description"], "Issues.");
+    let items = json!([{"role": "user", "content": "?"}, item]);
+    assert_eq!(api.post("/v1/responses", &extended(ask(false), json!({"input": items}))).await.status, 200);
+    assert_eq!(told(&api).0[1]["tool_calls"][0]["function"]["name"], "mcp__tracker.find");
+    let long = json!({"type": "namespace", "name": "x".repeat(64), "tools": [function]});
+    let reply = api.post("/v1/responses", &json!({"input": "?", "tools": [long]})).await;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("tools[0].tools[0].name")));
+}
+
+#[tokio::test]
 async fn tools_with_known_schemas_are_functions() {
     let api = scripted("bash", &json!({"command": "ls"})).await;
     let tools = json!([

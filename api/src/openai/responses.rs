@@ -1,5 +1,5 @@
-//! `POST /v1/responses`, for text and tools that the client runs. Nothing is stored: `previous_response_id` and `background` are refused,
-//! and a conversation is continued by sending its items again.
+//! `POST /v1/responses`, for text and tools that the client runs. Nothing is stored: `previous_response_id` and
+//! `background` are refused, and a conversation is continued by sending its items again.
 
 use std::sync::Arc;
 
@@ -255,9 +255,9 @@ impl Writer {
                 frames.extend(self.close_thought("completed"));
                 frames.extend(self.close_message("completed"));
                 let kind = self.kinds.of(&name);
-                let (item_id, index) = (call_id(kind), self.output.len());
+                let (item_id, index) = (call_id(&kind), self.output.len());
                 let call = ToolCall { id, name, arguments: String::new() };
-                let item = call_item(&item_id, &call, kind, "in_progress");
+                let item = call_item(&item_id, &call, &kind, "in_progress");
                 self.call = Some((item_id, call, kind));
                 frames.push(
                     self.frame("response.output_item.added", json!({"output_index": index, "item": item})),
@@ -269,7 +269,7 @@ impl Writer {
                 let Some((id, call, kind)) = &mut self.call else { return Vec::new() };
                 call.arguments.push_str(&more);
                 // What the others hold is known at their end.
-                if *kind != Kind::Function {
+                if matches!(kind, Kind::Custom | Kind::LocalShell) {
                     return Vec::new();
                 }
                 let data = json!({"item_id": id, "output_index": index, "delta": more});
@@ -329,13 +329,13 @@ impl Writer {
     fn close_call(&mut self, status: &str) -> Vec<Frame> {
         let Some((id, call, kind)) = self.call.take() else { return Vec::new() };
         let index = self.output.len();
-        let item = call_item(&id, &call, kind, status);
+        let item = call_item(&id, &call, &kind, status);
         self.output.push(item.clone());
         let mut frames = Vec::new();
         match kind {
-            Kind::Function => {
+            Kind::Function | Kind::Member { .. } => {
                 let done = json!({
-                    "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
+                    "item_id": id, "output_index": index, "name": item["name"], "arguments": call.arguments,
                 });
                 frames.push(self.frame("response.function_call_arguments.done", done));
             }

@@ -5,6 +5,7 @@
 //! | `function` | the function | `function_call` |
 //! | `custom` | a function with the text `input` | `custom_tool_call` |
 //! | `local_shell` | a function with `command` | `local_shell_call` |
+//! | `namespace` | its functions, named `NAMESPACE.NAME` | `function_call` with `namespace` |
 //! | those of [`LEFT_OUT`] | nothing; the answer says so | |
 
 use serde_json::{Value, json};
@@ -37,11 +38,16 @@ pub(crate) const LEFT_OUT: &[&str] = &[
 pub(crate) const LOCAL_SHELL: &str = "local_shell";
 
 /// What a call of a tool comes back as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Function,
     Custom,
     LocalShell,
+    /// A function of a namespace, with both names.
+    Member {
+        namespace: String,
+        name: String,
+    },
 }
 
 /// The tools of a request that are no plain functions, by name.
@@ -50,7 +56,7 @@ pub(crate) struct Kinds(Vec<(String, Kind)>);
 
 impl Kinds {
     pub(crate) fn of(&self, name: &str) -> Kind {
-        self.0.iter().find(|(known, _)| known == name).map_or(Kind::Function, |(_, kind)| *kind)
+        self.0.iter().find(|(known, _)| known == name).map_or(Kind::Function, |(_, kind)| kind.clone())
     }
 
     fn add(&mut self, tool: &Value, kind: Kind) {
@@ -110,11 +116,17 @@ pub(crate) fn responses(fields: &Fields<'_>, left: &mut LeftOut) -> Result<(Offe
                 kinds.add(&shell, Kind::LocalShell);
                 tools.push(shell);
             }
+            "namespace" => {
+                for (member, kind) in namespace(&tool)? {
+                    kinds.add(&member, kind);
+                    tools.push(member);
+                }
+            }
             kind if LEFT_OUT.contains(&kind) => {
                 left.add(&format!("tools.{kind}"));
                 absent.push(kind);
             }
-            _ => return Err(tool.refuse("type", "must be function, custom or local_shell")),
+            _ => return Err(tool.refuse("type", "must be function, custom, local_shell or namespace")),
         }
     }
     let choice = match fields.any("tool_choice").and_then(|choice| choice.get("type")?.as_str()) {
@@ -126,6 +138,33 @@ pub(crate) fn responses(fields: &Fields<'_>, left: &mut LeftOut) -> Result<(Offe
     };
     choice.check(&tools, &absent, "tool_choice")?;
     Ok((Offer::new(tools, choice, "tool_choice")?.limited(fields)?, kinds))
+}
+
+/// The name that the model is told for a function of a namespace.
+pub(crate) fn member_name(namespace: &str, name: &str) -> String {
+    format!("{namespace}.{name}")
+}
+
+/// The functions of a namespace, whose description stands before that of each.
+fn namespace(tool: &Fields<'_>) -> Result<Vec<(Value, Kind)>, ApiError> {
+    let namespace = required(tool, "name", tool.text("name")?)?;
+    let about = tool.text("description")?.unwrap_or_default();
+    let mut members = Vec::new();
+    for (i, member) in tool.list("tools", MAX_TOOLS)?.unwrap_or_default().iter().enumerate() {
+        let path = format!("{}[{i}]", tool.name("tools"));
+        let function = Fields::at(member, path.as_str())?;
+        if function.text("type")?.is_some_and(|kind| kind != "function") {
+            return Err(function.refuse("type", "must be `function`"));
+        }
+        let name = required(&function, "name", function.text("name")?)?;
+        let own = function.text("description")?.unwrap_or_default();
+        let mut told = member.clone();
+        told["name"] = member_name(namespace, name).into();
+        told["description"] = format!("{about}\n\n{own}").trim().into();
+        let kind = Kind::Member { namespace: namespace.to_owned(), name: name.to_owned() };
+        members.push((Offer::function(&Fields::at(&told, path)?, "parameters")?, kind));
+    }
+    Ok(members)
 }
 
 /// A tool that takes text. A grammar of it is told to the model and not enforced: the text is a string within JSON.

@@ -157,10 +157,15 @@ fn responses_parts() -> Vec<Named> {
     );
     let mut left = words(LEFT_OUT);
     left["description"] = "Left out: the answer lists it in x-shoal-left-out".into();
+    // Together a namespace and a function have as many letters as a name.
+    let member = json!({"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,31}$"});
+    let parameters = json!({"type": "object"});
+    let listed = object(1, &[("name", member.clone()), ("description", text()), ("parameters", parameters)]);
     let tool = any_of(&[
         flat,
         custom,
         object(1, &[("type", words(&["local_shell"]))]),
+        object(2, &[("type", words(&["namespace"])), ("name", member), ("tools", list(listed, 0, 128))]),
         object(1, &[("type", left)]),
     ]);
     let outputs = ["function_call_output", "custom_tool_call_output", "local_shell_call_output"];

@@ -8,7 +8,7 @@ use crate::{
     left_out::LeftOut,
     openai::{
         messages::{self, Source},
-        tools::LOCAL_SHELL,
+        tools::{LOCAL_SHELL, member_name},
     },
 };
 
@@ -43,8 +43,12 @@ pub(super) fn read(fields: &Fields<'_>, left: &mut LeftOut) -> Result<Value, Api
             "message" => messages::read_one(item, &path, left)?,
             "function_call" => {
                 let name = required(&fields, "name", fields.text("name")?)?;
+                let name = match fields.text("namespace")? {
+                    Some(namespace) => member_name(namespace, name),
+                    None => name.to_owned(),
+                };
                 let arguments = fields.text("arguments")?.unwrap_or("{}");
-                call(&fields, &path, name, arguments.into(), left)?
+                call(&fields, &path, &name, arguments.into(), left)?
             }
             "custom_tool_call" => {
                 let name = required(&fields, "name", fields.text("name")?)?;

@@ -29,20 +29,26 @@ pub(super) fn part(text: &str, logprobs: &[Value]) -> Value {
 }
 
 /// A fresh name for the item of a call.
-pub(super) fn call_id(kind: Kind) -> String {
+pub(super) fn call_id(kind: &Kind) -> String {
     names::fresh(match kind {
-        Kind::Function => "fc_",
+        Kind::Function | Kind::Member { .. } => "fc_",
         Kind::Custom => "ctc_",
         Kind::LocalShell => "lsh_",
     })
 }
 
-pub(super) fn call_item(id: &str, call: &ToolCall, kind: Kind, status: &str) -> Value {
+pub(super) fn call_item(id: &str, call: &ToolCall, kind: &Kind, status: &str) -> Value {
     let mut item = json!({"id": id, "call_id": call.id, "status": status});
     match kind {
         Kind::Function => {
             item["type"] = "function_call".into();
             item["name"] = call.name.as_str().into();
+            item["arguments"] = call.arguments.as_str().into();
+        }
+        Kind::Member { namespace, name } => {
+            item["type"] = "function_call".into();
+            item["namespace"] = namespace.as_str().into();
+            item["name"] = name.as_str().into();
             item["arguments"] = call.arguments.as_str().into();
         }
         Kind::Custom => {
@@ -105,7 +111,7 @@ pub(super) fn all(whole: &Whole, kinds: &Kinds) -> Vec<Value> {
     items.extend(whole.calls.iter().enumerate().map(|(at, call)| {
         let status = if at == last { status } else { "completed" };
         let kind = kinds.of(&call.name);
-        call_item(&call_id(kind), call, kind, status)
+        call_item(&call_id(&kind), call, &kind, status)
     }));
     items
 }
