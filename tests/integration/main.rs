@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod again;
+mod agents;
 mod beyond;
 mod browser;
 mod candle;
