@@ -66,7 +66,9 @@ fn requests_of_agents_are_answered_by_a_swarm() {
             // Few tokens, in one piece.
             let most = if path.ends_with("responses") { "max_output_tokens" } else { "max_tokens" };
             let fields = body.as_object_mut().unwrap();
-            ["stream", "stream_options", "max_completion_tokens"].map(|field| fields.remove(field));
+            for field in ["stream", "stream_options", "max_completion_tokens"] {
+                fields.remove(field);
+            }
             let thinks = fields.get("thinking").and_then(|thinking| thinking["budget_tokens"].as_u64());
             fields.insert(most.to_owned(), json!(thinks.unwrap_or(0) + 8));
         }
