@@ -59,6 +59,7 @@ mod sse;
 pub mod swarm;
 pub mod swarm_records;
 mod swarm_routes;
+mod timestamp;
 mod tools;
 mod unread;
 mod web;

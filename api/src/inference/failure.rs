@@ -140,9 +140,10 @@ impl std::fmt::Display for Failure {
             | Self::Unavailable { why, .. }
             | Self::Busy { why, .. }
             | Self::Internal { why } => f.write_str(why),
+            // Clients know by these words that a model with a longer context may answer.
             Self::TooLong { tokens, context } => write!(
                 f,
-                "the prompt has {tokens} tokens, this model's maximum context length here is {context}; shorten the messages"
+                "prompt is too long: {tokens} tokens > {context} maximum, this model's context here; shorten the messages"
             ),
             Self::NoModel { name } => {
                 write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are")

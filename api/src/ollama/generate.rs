@@ -11,7 +11,7 @@ use axum::{
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use super::{common, ending, extend, thinking, timestamp};
+use super::{common, ending, extend, thinking};
 use crate::{
     App,
     answer::{self, Answer, Ending, Piece},
@@ -20,6 +20,7 @@ use crate::{
     fields::Fields,
     inference::Prompt,
     sse::{self, Frame, Wire},
+    timestamp::timestamp,
     tools::Offer,
 };
 

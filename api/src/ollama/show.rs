@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
-use super::{details, timestamp};
-use crate::{App, body::JsonBody, error::ApiError, fields::Fields};
+use super::details;
+use crate::{App, body::JsonBody, error::ApiError, fields::Fields, timestamp::timestamp};
 
 pub(crate) async fn post(
     State(app): State<Arc<App>>,

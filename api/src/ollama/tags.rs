@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
-use super::{details, timestamp};
-use crate::{App, inference::ModelInfo};
+use super::details;
+use crate::{App, inference::ModelInfo, timestamp::timestamp};
 
 pub(crate) async fn get(State(app): State<Arc<App>>) -> Json<Value> {
     let models: Value = app.listed().iter().map(|(name, info)| entry(name, info)).collect();

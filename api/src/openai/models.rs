@@ -1,4 +1,4 @@
-//! `GET /v1/models` and `GET /v1/models/{model}`.
+//! `GET /v1/models` and `GET /v1/models/{model}`: what OpenAI's clients read and what Anthropic's read, in one object.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{App, error::ApiError, inference::ModelInfo};
+use crate::{App, error::ApiError, inference::ModelInfo, timestamp::timestamp};
 
 /// A model under one of its names.
 fn model(name: &str, info: &ModelInfo) -> Value {
@@ -17,13 +17,18 @@ fn model(name: &str, info: &ModelInfo) -> Value {
         "object": "model",
         "created": info.created_s,
         "owned_by": "shoal",
+        "type": "model",
+        "display_name": name,
+        "created_at": timestamp(info.created_s),
         "shoal": info,
     })
 }
 
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Value = app.listed().iter().map(|(name, info)| model(name, info)).collect();
-    Json(json!({"object": "list", "data": models}))
+    let models: Vec<Value> = app.listed().iter().map(|(name, info)| model(name, info)).collect();
+    let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
+    let (first, last) = (id(models.first()), id(models.last()));
+    Json(json!({"object": "list", "data": models, "has_more": false, "first_id": first, "last_id": last}))
 }
 
 pub(crate) async fn get(

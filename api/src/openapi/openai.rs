@@ -293,6 +293,9 @@ fn answers() -> Vec<Named> {
         ("object", words(&["model"])),
         ("created", count()),
         ("owned_by", text()),
+        ("type", words(&["model"])),
+        ("display_name", text()),
+        ("created_at", text()),
         ("shoal", any_object()),
     ]);
     vec![
@@ -332,6 +335,9 @@ fn answers() -> Vec<Named> {
             whole(&[
                 ("object", words(&["list"])),
                 ("data", json!({"type": "array", "items": reference("Model")})),
+                ("has_more", json!({"type": "boolean"})),
+                ("first_id", or_null("string")),
+                ("last_id", or_null("string")),
             ]),
         ),
         ("Model", model),
