@@ -243,7 +243,7 @@ enum Part {
 
 impl Reader {
     fn new(offer: &Offer, form: Option<Form>, plan: &Plan) -> Self {
-        let parser = Parser::new(offer.names.clone(), plan.seed);
+        let parser = Parser::new(offer.names.clone(), plan.seed).typed(offer.types.clone());
         let parser = parser.expecting(offer.single, offer.forced.is_some());
         let splitter = Splitter::new(form, form.is_some() && plan.reasoning);
         Self { splitter, parser, reasoning_tokens: 0 }

@@ -1,6 +1,6 @@
 //! Finds calls of tools in the text a model writes, and gives their arguments on as they come.
 //!
-//! Models mark calls in four ways, all of which are understood whatever the model, because conversions of models mix
+//! Models mark calls in these ways, all of which are understood whatever the model, because conversions of models mix
 //! their templates:
 //!
 //! | family | form |
@@ -8,85 +8,51 @@
 //! | Hermes, Qwen | `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of times |
 //! | Llama 3 | the whole answer is `{"name": "f", "parameters": {...}}`, perhaps behind `<|python_tag|>`, several joined by `;` |
 //! | Llama 3 (custom) | `<function=f>{...}</function>` |
+//! | Llama 3.2, Llama 4 | the answer begins with `[f(a=1), g()]`, perhaps between `<|python_start|>` and `<|python_end|>` ([`pythonic`]) |
 //! | Mistral | `[TOOL_CALLS][{"name": "f", "arguments": {...}}]` or `[TOOL_CALLS]f[ARGS]{...}` |
+//! | DeepSeek, Kimi K2 | a section of calls between marks of their own ([`sections`]) |
+//! | GLM, Qwen3-Coder, MiniMax | parameters one by one between tags ([`keyed`]), typed by the tool's schema ([`types`]) |
 //!
 //! Text that may be the beginning of a mark is held back until it is known to be one or not. Once the name of an offered
 //! tool and the first brace of its arguments are there, it is a call: its arguments are given on piece by piece, without
 //! white space between their tokens, and stay those of a call whatever follows. An answer that is cut ([`Parser::finish`])
 //! leaves a call with the arguments so far. Where the order of members is another one, or the arguments are JSON in a
 //! string, the call is held back to its end and given at once. What looks like a call but is none (no JSON, a name that was
-//! not offered) is given as the text it is.
+//! not offered) is given as the text it is. Calls in tags begin with their first parameter, and those of a Python list are
+//! given at its end.
 //!
 //! Bounds: what is held back has at most [`MAX_HELD_BYTES`]; more is text, and nothing more is looked for.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
+mod call;
 mod head;
+mod json;
+mod keyed;
+mod marks;
+mod pythonic;
+mod sections;
+mod types;
 
+use call::call_id;
 use head::{Head, head};
+use json::Json;
+use marks::{Body, Form, MARKS};
+use pythonic::Begins;
+
+pub(crate) use call::ToolCall;
+pub(crate) use types::Types;
 
 /// Longer calls that cannot be given on as they come are text. The longest arguments in practice are whole source files.
 const MAX_HELD_BYTES: usize = 1 << 20;
 /// What stands before the arguments: two names and a few brackets. It is read again with every piece that comes.
 const MAX_HEAD_BYTES: usize = 1 << 12;
 
-/// Marks and what ends them; those without an end reach to the end of the answer.
-const MARKS: &[(&str, Option<&str>)] = &[
-    ("<tool_call>", Some("</tool_call>")),
-    (FUNCTION, Some("</function>")),
-    ("<|python_tag|>", None),
-    ("[TOOL_CALLS]", None),
-];
-/// The mark behind which the name stands without quotes.
-const FUNCTION: &str = "<function=";
-
 /// The first keys by which a bare JSON object is suspected to be a call.
 const FIRST_KEYS: &[&str] = &["\"name\"", "\"function\"", "\"type\"", "\"parameters\"", "\"arguments\""];
 
-/// A call of a tool, as far as it came.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ToolCall {
-    pub id: String,
-    pub name: String,
-    /// JSON, as the API's clients want it: in a string. Of a call that was cut, its beginning.
-    pub arguments: String,
-}
-
-impl ToolCall {
-    /// The arguments as an object, for clients that want one: of a call that was cut, the members that are complete.
-    pub(crate) fn object(&self) -> Value {
-        let read = serde_json::from_str(&self.arguments);
-        match read.or_else(|_| serde_json::from_str(&mended(&self.arguments))) {
-            Ok(value @ Value::Object(_)) => value,
-            _ => json!({}),
-        }
-    }
-}
-
-/// The longest beginning of `text` that ends behind a member, closed. Text that is no JSON gives what is none either.
-fn mended(text: &str) -> String {
-    let (mut open, mut whole, mut json) = (Vec::new(), (0, Vec::new()), Json::default());
-    for (at, c) in text.char_indices() {
-        let inside = json.text;
-        json.take(c);
-        if inside || json.text {
-            continue;
-        }
-        match c {
-            '{' => open.push('}'),
-            '[' => open.push(']'),
-            '}' | ']' => drop(open.pop()),
-            ',' => {
-                whole = (at, open.clone());
-                continue;
-            }
-            _ => continue,
-        }
-        whole = (at + 1, open.clone());
-    }
-    let (end, closing) = whole;
-    text[..end].chars().chain(closing.into_iter().rev()).collect()
-}
+/// The name and the arguments of a call.
+type Call = (String, String);
 
 /// A piece of an answer. [`Parsed::Arguments`] belong to the call that began last.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,28 +61,6 @@ pub(crate) enum Parsed {
     Begin { id: String, name: String },
     Arguments(String),
     End,
-}
-
-/// Where brackets and strings of JSON begin and end, character by character.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Json {
-    depth: usize,
-    text: bool,
-    escaped: bool,
-}
-
-impl Json {
-    fn take(&mut self, c: char) {
-        match c {
-            _ if self.escaped => self.escaped = false,
-            '\\' if self.text => self.escaped = true,
-            '"' => self.text = !self.text,
-            _ if self.text => {}
-            '{' | '[' => self.depth += 1,
-            '}' | ']' => self.depth = self.depth.saturating_sub(1),
-            _ => {}
-        }
-    }
 }
 
 /// Separates calls from text.
@@ -130,6 +74,7 @@ pub(crate) struct Parser {
     /// Of `held`, the bytes in which the end of the mark was looked for.
     searched: usize,
     names: Vec<String>,
+    types: Arc<Types>,
     /// Whether only the first call counts.
     single: bool,
     /// Whether the answer has the form of a call whatever it says.
@@ -137,26 +82,6 @@ pub(crate) struct Parser {
     seed: u64,
     calls: u64,
     cut: bool,
-}
-
-/// What a call stands in: a mark of the table, or nothing but the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    Marked(usize),
-    Bare,
-}
-
-impl Form {
-    fn end(self) -> Option<&'static str> {
-        match self {
-            Self::Marked(mark) => MARKS[mark].1,
-            Self::Bare => None,
-        }
-    }
-
-    fn is_function(self) -> bool {
-        matches!(self, Self::Marked(mark) if MARKS[mark].0 == FUNCTION)
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +96,11 @@ enum State {
     Whole(Form),
     /// In the arguments of a call.
     Arguments(Form, Json, usize),
-    /// Behind them, before the call's own brackets are closed.
+    /// In a call whose parameters stand between tags.
+    Keyed(Form, keyed::Reading),
+    /// In a list of calls in Python.
+    List(Form, pythonic::Scan),
+    /// Behind arguments in JSON, before the call's own brackets are closed.
     Rest(Form, Json),
     /// Behind a call.
     Between(Form),
@@ -191,6 +120,7 @@ impl Parser {
             marked: 0,
             searched: 0,
             names,
+            types: Arc::default(),
             single: false,
             forced: false,
             seed,
@@ -202,6 +132,11 @@ impl Parser {
     /// The same, of which only the first call counts where `single` is true; `forced` says that the answer is a call.
     pub(crate) fn expecting(self, single: bool, forced: bool) -> Self {
         Self { single, forced, ..self }
+    }
+
+    /// The same, for parameters of these types; the type of any other is unknown.
+    pub(crate) fn typed(self, types: Arc<Types>) -> Self {
+        Self { types, ..self }
     }
 
     /// Takes more text and gives what is certain.
@@ -225,6 +160,8 @@ impl Parser {
                 self.cut = cut;
                 out.push(Parsed::End);
             }
+            State::Keyed(_, reading) => self.finish_keyed(reading, cut, &mut out),
+            State::List(form, _) => self.finish_list(form, cut, &mut out),
             State::Rest(..) | State::Between(_) | State::Muted => self.held.clear(),
             State::Head(form) | State::Whole(form) => self.finish_held(form, cut, &mut out),
         }
@@ -238,14 +175,13 @@ impl Parser {
     }
 
     fn finish_held(&mut self, form: Form, cut: bool, out: &mut Vec<Parsed>) {
-        let body = self.held[self.marked..].trim();
-        if let Some(calls) = self.calls_of(body) {
+        if let Some(calls) = self.calls_of(form, &self.held[self.marked..]) {
             self.held.clear();
             return self.emit(calls, out);
         }
         let name = match head(&self.held[self.marked..], form) {
             Head::More(name) | Head::Other(name) => name.filter(|name| self.names.contains(name)),
-            Head::Call { .. } => None,
+            Head::Call { .. } | Head::Keyed { .. } => None,
         };
         match name {
             Some(name) if cut => {
@@ -278,44 +214,52 @@ impl Parser {
                 self.held.clear();
                 false
             }
-            State::Start => match suspicion(self.held.trim_start()) {
-                Suspicion::Undecided => false,
-                Suspicion::Call => {
-                    self.state = State::Head(Form::Bare);
-                    true
-                }
-                Suspicion::None => {
-                    self.state = State::Text;
-                    true
-                }
-            },
+            State::Start => self.suspect(),
             State::Text => self.find_mark(out),
             State::Head(form) => self.read_head(form, out),
             State::Whole(form) => self.find_end(form, out),
             State::Arguments(form, json, brackets) => self.give_arguments(form, json, brackets, out),
+            State::Keyed(form, reading) => self.read_keyed(form, reading, out),
+            State::List(form, scan) => self.read_list(form, scan, out),
             State::Rest(form, json) => self.skip_rest(form, json),
             State::Between(form) => self.look_further(form),
         }
     }
 
+    /// Whether the answer begins with a call that has no mark.
+    fn suspect(&mut self) -> bool {
+        let python = pythonic::begins(&self.held, &self.names);
+        let next = match (python, suspicion(self.held.trim_start())) {
+            (Begins::Yes, _) => State::List(Form::Bare, pythonic::Scan::default()),
+            (_, Suspicion::Call) => State::Head(Form::Bare),
+            (Begins::No, Suspicion::None) => State::Text,
+            _ if self.held.len() > MAX_HEAD_BYTES => State::Text,
+            _ => return false,
+        };
+        self.state = next;
+        true
+    }
+
     fn find_mark(&mut self, out: &mut Vec<Parsed>) -> bool {
-        let found = MARKS.iter().enumerate().filter_map(|(i, mark)| Some((self.held.find(mark.0)?, i))).min();
+        let found =
+            MARKS.iter().enumerate().filter_map(|(i, mark)| Some((self.held.find(mark.text)?, i))).min();
         if let Some((at, mark)) = found {
             let text: String = self.held.drain(..at).collect();
             // White space around calls is layout.
             if !text.trim().is_empty() {
                 out.push(Parsed::Text(text));
             }
-            self.marked = MARKS[mark].0.len();
+            self.marked = MARKS[mark].text.len();
             self.state = State::Head(Form::Marked(mark));
             return true;
         }
         let keep = (0..self.held.len())
             .filter(|at| self.held.is_char_boundary(*at))
-            .find(|at| MARKS.iter().any(|mark| mark.0.starts_with(&self.held[*at..])))
+            .find(|at| MARKS.iter().any(|mark| mark.text.starts_with(&self.held[*at..])))
             .unwrap_or(self.held.len());
         // White space behind a call waits, too: another call or the end may follow.
-        let keep = if self.calls > 0 && self.held[..keep].trim().is_empty() { 0 } else { keep };
+        let waits = self.calls > 0 && keep <= MAX_HEAD_BYTES && self.held[..keep].trim().is_empty();
+        let keep = if waits { 0 } else { keep };
         if keep > 0 {
             out.push(Parsed::Text(self.held.drain(..keep).collect()));
         }
@@ -323,6 +267,14 @@ impl Parser {
     }
 
     fn read_head(&mut self, form: Form, out: &mut Vec<Parsed>) -> bool {
+        match pythonic::begins(&self.held[self.marked..], &self.names) {
+            Begins::Yes => {
+                self.state = State::List(form, pythonic::Scan::default());
+                return true;
+            }
+            Begins::Undecided if self.held.len() <= MAX_HEAD_BYTES => return false,
+            Begins::Undecided | Begins::No => {}
+        }
         match head(&self.held[self.marked..], form) {
             Head::More(_) => {
                 // An end behind what is no head yet: the mark holds no call.
@@ -340,7 +292,16 @@ impl Parser {
                 self.state = State::Arguments(form, Json::default(), brackets);
                 true
             }
-            Head::Call { .. } | Head::Other(_) => {
+            Head::Keyed { name, at, syntax } if self.names.contains(&name) => {
+                self.held.drain(..self.marked + at);
+                self.marked = 0;
+                let tool = self.names.iter().position(|offered| *offered == name).unwrap_or_default();
+                self.begin(name, out);
+                out.push(Parsed::Arguments("{".into()));
+                self.state = State::Keyed(form, keyed::Reading::new(syntax, tool));
+                true
+            }
+            Head::Call { .. } | Head::Keyed { .. } | Head::Other(_) => {
                 self.wait_for_whole(form);
                 true
             }
@@ -361,11 +322,10 @@ impl Parser {
             return false;
         };
         let whole: String = self.held.drain(..at + end.len()).collect();
-        let body = &whole[self.marked..at];
+        let calls = self.calls_of(form, &whole[self.marked..at]);
         self.marked = 0;
-        let body = if form.is_function() { function_body(body) } else { Some(body.trim().to_owned()) };
         self.state = State::Text;
-        match body.and_then(|body| self.calls_of(&body)) {
+        match calls {
             Some(calls) => self.emit(calls, out),
             None => out.push(Parsed::Text(whole)),
         }
@@ -420,24 +380,28 @@ impl Parser {
     /// Behind a call: another one, the end of the mark, or something else.
     fn look_further(&mut self, form: Form) -> bool {
         let rest = self.held.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | ']'));
-        if rest.is_empty() {
+        if rest.is_empty() && self.held.len() <= MAX_HEAD_BYTES {
             // It waits: where text follows, white space belongs to it.
             return false;
         }
         let skipped = self.held.len() - rest.len();
-        if let Some(end) = form.end() {
-            if rest.starts_with(end) {
-                self.held.drain(..skipped + end.len());
-                self.state = State::Text;
-                return true;
-            }
-            if end.starts_with(rest) {
-                return false;
-            }
+        let comes = |mark: &&&str| rest.starts_with(**mark);
+        if let Some(close) = form.closes().iter().find(comes) {
+            self.held.drain(..skipped + close.len());
+            return true;
         }
-        if rest.starts_with('{') {
+        let end = form.end();
+        let opens = form.opens();
+        if let Some(end) = end.filter(|end| rest.starts_with(end)) {
+            self.held.drain(..skipped + end.len());
+            self.state = State::Text;
+        } else if opens.iter().any(|open| rest.starts_with(open)) {
             self.held.drain(..skipped);
             self.state = State::Head(form);
+        } else if !rest.is_empty()
+            && opens.iter().chain(form.closes()).chain(&end).any(|mark| mark.starts_with(rest))
+        {
+            return false;
         } else {
             self.state = State::Text;
         }
@@ -450,13 +414,13 @@ impl Parser {
         out.push(Parsed::Begin { id, name });
     }
 
-    fn emit(&mut self, calls: Vec<(String, Value)>, out: &mut Vec<Parsed>) {
+    fn emit(&mut self, calls: Vec<Call>, out: &mut Vec<Parsed>) {
         for (name, arguments) in calls {
             if self.single && self.calls > 0 {
                 break;
             }
             self.begin(name, out);
-            out.push(Parsed::Arguments(arguments.to_string()));
+            out.push(Parsed::Arguments(arguments));
             out.push(Parsed::End);
         }
         if self.single {
@@ -465,10 +429,20 @@ impl Parser {
     }
 
     /// The calls in `body`, if it consists of calls of offered tools.
-    fn calls_of(&self, body: &str) -> Option<Vec<(String, Value)>> {
-        let calls = if body.starts_with(['{', '[']) { json_calls(body)? } else { vec![named_call(body)?] };
-        let known = calls.iter().all(|(name, _)| self.names.contains(name));
-        (known && !calls.is_empty()).then_some(calls)
+    fn calls_of(&self, form: Form, body: &str) -> Option<Vec<Call>> {
+        let body = body.trim();
+        let calls = match form.body() {
+            Body::Function => vec![json::function_call(body)?],
+            Body::Section(section) => section.calls(body)?,
+            _ if body.starts_with(['{', '[']) => json::json_calls(body)?,
+            _ => vec![json::named_call(body)?],
+        };
+        self.offers(&calls).then_some(calls)
+    }
+
+    /// Whether there are calls, all of tools that were offered.
+    fn offers(&self, calls: &[Call]) -> bool {
+        !calls.is_empty() && calls.iter().all(|(name, _)| self.names.contains(name))
     }
 }
 
@@ -496,68 +470,10 @@ fn suspicion(text: &str) -> Suspicion {
     }
 }
 
-/// `f>{...}` as the JSON of a call.
-fn function_body(body: &str) -> Option<String> {
-    let (name, arguments) = body.split_once('>')?;
-    let arguments: Value = serde_json::from_str(arguments.trim()).ok()?;
-    Some(json!({"name": name.trim(), "arguments": arguments}).to_string())
-}
-
-/// `f[ARGS]{...}` or `f{...}`.
-fn named_call(body: &str) -> Option<(String, Value)> {
-    let (name, arguments) = body.split_at(body.find('{')?);
-    let name = name.split('[').next()?.trim();
-    let arguments: Value = serde_json::from_str(arguments).ok()?;
-    Some((name.to_owned(), arguments))
-}
-
-/// One call, a list of calls, or several calls with `;`, `,` or white space between; the end of a list whose first calls
-/// are known already may follow.
-fn json_calls(body: &str) -> Option<Vec<(String, Value)>> {
-    let mut calls = Vec::new();
-    let mut rest = body;
-    while !rest.is_empty() {
-        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        match values.next()?.ok()? {
-            Value::Array(list) => {
-                for value in &list {
-                    calls.push(json_call(value)?);
-                }
-            }
-            value => calls.push(json_call(&value)?),
-        }
-        let read = values.byte_offset();
-        rest = rest[read..].trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ';' | ',' | ']'));
-    }
-    Some(calls)
-}
-
-fn json_call(value: &Value) -> Option<(String, Value)> {
-    let object = match value.get("function") {
-        Some(function @ Value::Object(_)) => function,
-        _ => value,
-    };
-    let name = object.get("name").or_else(|| object.get("function"))?.as_str()?;
-    let arguments = object.get("arguments").or_else(|| object.get("parameters"));
-    let arguments = match arguments {
-        Some(Value::String(text)) => serde_json::from_str(text).ok()?,
-        Some(value @ Value::Object(_)) => value.clone(),
-        None => json!({}),
-        Some(_) => return None,
-    };
-    Some((name.to_owned(), arguments))
-}
-
-/// Nine letters and digits, which is what Mistral's templates insist on; the same for the same seed and number.
-fn call_id(seed: u64, number: u64) -> String {
-    const ALPHABET: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-    // SplitMix64: any mixing would do, it only has to look different each time.
-    let mut x = seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^= x >> 31;
-    let digit = |i: u32| char::from(ALPHABET[(x / 36u64.pow(i) % 36) as usize]);
-    (0..9).map(digit).collect()
+/// Bytes at the end of `text` that may be the beginning of `mark`.
+fn overlap(text: &str, mark: &str) -> usize {
+    let parts = mark.char_indices().map(|(at, _)| at).rev();
+    parts.filter(|at| *at > 0).find(|at| text.ends_with(&mark[..*at])).unwrap_or(0)
 }
 
 #[cfg(test)]

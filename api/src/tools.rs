@@ -1,8 +1,11 @@
 //! The tools a request offers, and what it says about their use. `calls.rs` finds the calls in the answer.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use crate::{
+    calls::Types,
     error::ApiError,
     fields::{Fields, required},
     inference::{CallForm, Failure, Format},
@@ -30,6 +33,8 @@ pub(crate) struct Offer {
     pub tools: Option<Value>,
     /// Their names.
     pub names: Vec<String>,
+    /// The types of their parameters.
+    pub types: Arc<Types>,
     /// What the answer must look like, when a call is demanded.
     pub forced: Option<Format>,
     /// What a call looks like, when there may be one.
@@ -130,7 +135,8 @@ impl Offer {
             None => Some(Format::Calls(tools.iter().map(&mut form).collect::<Result<_, ApiError>>()?)),
         };
         let demanded = one.filter(|_| forced.is_some());
-        Ok(Self { tools: Some(Value::Array(tools)), names, forced, free, demanded, single: false })
+        let types = Arc::new(Types::new(&tools));
+        Ok(Self { tools: Some(Value::Array(tools)), names, types, forced, free, demanded, single: false })
     }
 
     /// A failure to answer in `format`: where that form was made of the tools, they are to blame.

@@ -1,6 +1,9 @@
 //! The beginning of a call, up to its arguments, read from a text that may not be complete.
 
-use super::Form;
+use super::{
+    keyed,
+    marks::{Body, Form},
+};
 
 /// What the beginning of a call says.
 #[derive(Debug, PartialEq)]
@@ -9,18 +12,21 @@ pub(super) enum Head {
     More(Option<String>),
     /// The arguments begin at this byte, within so many brackets of the call.
     Call { name: String, at: usize, brackets: usize },
+    /// The parameters, or the end of a call without any, begin at this byte.
+    Keyed { name: String, at: usize, syntax: &'static keyed::Syntax },
     /// Nothing that can be given on as it comes, or no call.
     Other(Option<String>),
 }
 
 /// Reads from the beginning of a text that may not be complete.
-struct Cursor<'a> {
+pub(super) struct Cursor<'a> {
     text: &'a str,
-    at: usize,
+    pub at: usize,
 }
 
 /// Why reading stopped.
-enum Stopped {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
     /// At the end of what came.
     More,
     /// At something else.
@@ -28,7 +34,11 @@ enum Stopped {
 }
 
 impl<'a> Cursor<'a> {
-    fn peek(&mut self) -> Result<char, Stopped> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    pub(super) fn peek(&mut self) -> Result<char, Stopped> {
         let rest = &self.text[self.at..];
         let trimmed = rest.trim_start();
         self.at += rest.len() - trimmed.len();
@@ -36,14 +46,41 @@ impl<'a> Cursor<'a> {
     }
 
     /// Whether `c` comes next behind white space; it is read then.
-    fn takes(&mut self, c: char) -> Result<bool, Stopped> {
+    pub(super) fn takes(&mut self, c: char) -> Result<bool, Stopped> {
         let found = self.peek()? == c;
         self.at += if found { c.len_utf8() } else { 0 };
         Ok(found)
     }
 
-    fn expect(&mut self, c: char) -> Result<(), Stopped> {
+    pub(super) fn expect(&mut self, c: char) -> Result<(), Stopped> {
         if self.takes(c)? { Ok(()) } else { Err(Stopped::Other) }
+    }
+
+    /// Whether `mark` comes next behind white space; it is not read.
+    pub(super) fn ahead(&mut self, mark: &str) -> Result<bool, Stopped> {
+        self.peek()?;
+        let rest = &self.text[self.at..];
+        if rest.len() < mark.len() && mark.starts_with(rest) {
+            return Err(Stopped::More);
+        }
+        Ok(rest.starts_with(mark))
+    }
+
+    /// Reads `mark` behind white space.
+    pub(super) fn literal(&mut self, mark: &str) -> Result<(), Stopped> {
+        if !self.ahead(mark)? {
+            return Err(Stopped::Other);
+        }
+        self.at += mark.len();
+        Ok(())
+    }
+
+    /// Text up to `mark`, which is read as well.
+    pub(super) fn up_to(&mut self, mark: &str) -> Result<&'a str, Stopped> {
+        let rest = &self.text[self.at..];
+        let end = rest.find(mark).ok_or(Stopped::More)?;
+        self.at += end + mark.len();
+        Ok(rest[..end].trim())
     }
 
     /// A string of JSON.
@@ -63,7 +100,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Text up to one of `ends`, which is not read.
-    fn until(&mut self, ends: &[char]) -> Result<&'a str, Stopped> {
+    pub(super) fn until(&mut self, ends: &[char]) -> Result<&'a str, Stopped> {
         self.peek()?;
         let rest = &self.text[self.at..];
         let end = rest.find(ends).ok_or(Stopped::More)?;
@@ -74,50 +111,76 @@ impl<'a> Cursor<'a> {
 
 /// Reads the beginning of a call up to its arguments.
 pub(super) fn head(body: &str, form: Form) -> Head {
-    let mut cursor = Cursor { text: body, at: 0 };
+    let mut cursor = Cursor::new(body);
     let (mut name, mut brackets) = (None, 0);
     match read_head(&mut cursor, form, &mut name, &mut brackets) {
         Err(Stopped::More) => Head::More(name),
         Err(Stopped::Other) => Head::Other(name),
-        Ok(()) => match name {
-            Some(name) => Head::Call { name, at: cursor.at, brackets },
-            None => Head::Other(None),
+        Ok(keyed) => match (name, keyed) {
+            (Some(name), None) => Head::Call { name, at: cursor.at, brackets },
+            (Some(name), Some(syntax)) => Head::Keyed { name, at: cursor.at, syntax },
+            (None, _) => Head::Other(None),
         },
     }
 }
 
-/// Moves `cursor` to the first brace of the arguments.
+/// Moves `cursor` to the first brace of the arguments, or to the first parameter where they have a syntax of their own.
 fn read_head(
     cursor: &mut Cursor<'_>,
     form: Form,
     name: &mut Option<String>,
     brackets: &mut usize,
-) -> Result<(), Stopped> {
-    if form.is_function() {
-        *name = Some(cursor.until(&['>'])?.to_owned());
-        cursor.expect('>')?;
-    } else if !matches!(cursor.peek()?, '{' | '[') {
-        *name = Some(cursor.until(&['[', '{'])?.to_owned());
-        cursor.until(&['{'])?;
-    } else {
-        cursor.takes('[')?;
-        cursor.expect('{')?;
-        *brackets = 1;
-        loop {
-            let key = cursor.string()?;
-            cursor.expect(':')?;
-            match key.as_str() {
-                "type" | "id" => drop(cursor.string()?),
-                "function" if cursor.takes('{')? => {
-                    *brackets += 1;
-                    continue;
-                }
-                "name" | "function" => *name = Some(cursor.string()?),
-                "arguments" | "parameters" if name.is_some() => break,
-                _ => return Err(Stopped::Other),
-            }
-            cursor.expect(',')?;
+) -> Result<Option<&'static keyed::Syntax>, Stopped> {
+    let first = cursor.peek()?;
+    match form.body() {
+        Body::Keyed(syntax) => return syntax.head(cursor, form.end(), name).map(|()| Some(syntax)),
+        Body::Tagged if first == '<' => {
+            return keyed::QWEN.head(cursor, form.end(), name).map(|()| Some(&keyed::QWEN));
         }
+        Body::Tagged if !matches!(first, '{' | '[') => {
+            *name = Some(cursor.until(&['[', '{', '<'])?.to_owned());
+            if cursor.peek()? == '<' {
+                keyed::GLM.begins(cursor, form.end())?;
+                return Ok(Some(&keyed::GLM));
+            }
+            cursor.until(&['{'])?;
+        }
+        Body::Function => {
+            *name = Some(cursor.until(&['>'])?.to_owned());
+            cursor.expect('>')?;
+            if cursor.peek()? == '<' {
+                keyed::QWEN.begins(cursor, form.end())?;
+                return Ok(Some(&keyed::QWEN));
+            }
+        }
+        Body::Section(section) => section.head(cursor, name)?,
+        Body::Json if !matches!(first, '{' | '[') => {
+            *name = Some(cursor.until(&['[', '{'])?.to_owned());
+            cursor.until(&['{'])?;
+        }
+        Body::Tagged | Body::Json => object(cursor, name, brackets)?,
     }
-    if cursor.peek()? == '{' { Ok(()) } else { Err(Stopped::Other) }
+    if cursor.peek()? == '{' { Ok(None) } else { Err(Stopped::Other) }
+}
+
+/// Moves `cursor` to the arguments in the object of a call.
+fn object(cursor: &mut Cursor<'_>, name: &mut Option<String>, brackets: &mut usize) -> Result<(), Stopped> {
+    cursor.takes('[')?;
+    cursor.expect('{')?;
+    *brackets = 1;
+    loop {
+        let key = cursor.string()?;
+        cursor.expect(':')?;
+        match key.as_str() {
+            "type" | "id" => drop(cursor.string()?),
+            "function" if cursor.takes('{')? => {
+                *brackets += 1;
+                continue;
+            }
+            "name" | "function" => *name = Some(cursor.string()?),
+            "arguments" | "parameters" if name.is_some() => return Ok(()),
+            _ => return Err(Stopped::Other),
+        }
+        cursor.expect(',')?;
+    }
 }

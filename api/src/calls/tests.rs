@@ -1,4 +1,8 @@
+use serde_json::json;
+
 use super::*;
+
+mod formats;
 
 fn parser() -> Parser {
     Parser::new(vec!["get_weather".into(), "add".into()], 7)
@@ -167,7 +171,7 @@ fn an_answer_that_is_cut_in_a_call_is_that_call_so_far() {
         r#"<tool_call>{"arguments": {"a": 1, "b": "x"}, "name": "add"}"#,
     ];
     for whole in forms {
-        let mark = MARKS.iter().map(|mark| mark.0).find(|mark| whole.starts_with(mark)).unwrap();
+        let mark = MARKS.iter().map(|mark| mark.text).find(|mark| whole.starts_with(mark)).unwrap();
         for end in mark.len()..whole.len() {
             for step in [1, 1000] {
                 let (text, calls, cut) = parse_with(parser(), &whole[..end], step, true);

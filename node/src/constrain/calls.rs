@@ -14,7 +14,9 @@
 //! any members it would be called with arguments that it does not take.
 //!
 //! Limits: a call without a mark (a bare object, as Llama 3 writes it without its tag) is indistinguishable from an answer
-//! that is JSON, and stays free.
+//! that is JSON, and stays free. So do the sections of DeepSeek, Kimi and MiniMax and the lists of Llama 4, which
+//! `api/src/calls.rs` reads. Behind `<tool_call>` and `<function=` JSON must follow, whatever the model was trained on: GLM
+//! and Qwen3-Coder, which write parameters between tags there, are held to it, too.
 
 use std::{
     fmt::Write,
