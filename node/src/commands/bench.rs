@@ -87,7 +87,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let report = Report {
         figures,
         model: name,
-        format: main_format(&gguf),
+        format: model::main_format(&gguf),
         isa: device.cpu().map(|cpu| cpu.isa().name()),
         device: executor.device(),
         attention: kind.attention.to_string(),
@@ -130,13 +130,6 @@ fn shape_and_format(shape: &str, format: &str) -> Result<(&'static synthetic::Sh
 
 fn format_names() -> String {
     shard::quant::ALL.iter().map(|f| f.name).collect::<Vec<_>>().join(", ")
-}
-
-/// The format that most bytes are in.
-fn main_format(gguf: &Gguf) -> &'static str {
-    let bytes_in =
-        |number: u32| gguf.tensors().iter().filter(|t| t.ggml_type == number).map(|t| t.len).sum::<u64>();
-    shard::quant::ALL.iter().max_by_key(|f| bytes_in(f.ggml_type)).map_or("none", |f| f.name)
 }
 
 struct Bench<'a> {

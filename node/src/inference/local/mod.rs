@@ -172,7 +172,7 @@ pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String)
         name,
         hash: None,
         architecture: blueprint.architecture.to_owned(),
-        format: format_name(gguf),
+        format: model::main_format(gguf).to_owned(),
         parameters: gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
         file_bytes: gguf.file_len(),
         context: ctx,
@@ -206,13 +206,6 @@ pub(crate) fn unknown(ctx: usize, name: String) -> ModelInfo {
         embeddings: false,
         local: false,
     }
-}
-
-/// The format most weights are in.
-fn format_name(gguf: &Gguf) -> String {
-    let largest = gguf.tensors().iter().max_by_key(|tensor| tensor.dims.iter().product::<u64>());
-    let format = largest.and_then(|tensor| shard::quant::by_type(tensor.ggml_type));
-    format.map(|format| format.name.to_string()).unwrap_or_default()
 }
 
 /// A request's prompt as token ids; `field` is where the request has it. Of what cannot fit the context only so much is
