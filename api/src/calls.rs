@@ -26,6 +26,7 @@
 use std::sync::Arc;
 
 mod call;
+mod cursor;
 mod head;
 mod json;
 mod keyed;

@@ -77,7 +77,7 @@ pub struct Leeway {
     /// Whether this machine may do it alone when that is faster.
     #[serde(default)]
     pub may_stay_home: bool,
-    /// Whether a peer that has the model may read the prompt where this node lacks it: its owner agreed to the mode `open`.
+    /// Whether a peer may read the prompt while this node's model is on its way to it: its owner agreed to the mode `open`.
     #[serde(default)]
     pub may_be_read: bool,
 }

@@ -12,10 +12,9 @@
 //! Bounds: a value that is no string has at most [`MAX_VALUE_BYTES`]; a longer one is a string.
 
 use super::{
-    MAX_HEAD_BYTES, MAX_HELD_BYTES, Parsed, Parser, State,
-    head::{Cursor, Stopped},
+    Form, MAX_HEAD_BYTES, MAX_HELD_BYTES, Parsed, Parser, State,
+    cursor::{Cursor, Stopped},
     json::quoted,
-    marks::Form,
     overlap,
     types::Type,
 };

@@ -6,7 +6,7 @@
 //!
 //! Bounds: values are at most [`MAX_DEPTH`] deep; the whole list is held back as other calls are.
 
-use super::{Call, Parsed, Parser, State, head::Stopped, json::quoted, marks::Form};
+use super::{Call, Form, Parsed, Parser, State, cursor::Stopped, json::quoted};
 
 /// What `serde_json` reads; deeper arguments could not be used by clients.
 const MAX_DEPTH: usize = 100;

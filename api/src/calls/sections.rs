@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     Call,
-    head::{Cursor, Stopped},
+    cursor::{Cursor, Stopped},
 };
 
 /// The marks of one call in a section.

@@ -135,7 +135,8 @@ impl PromptTask {
         // Our own model's file may go by another name elsewhere.
         let by_id = own && ready.model != ModelId::default();
         let model = if by_id { hex(ready.model) } else { ask.model.clone() };
-        if ask.leeway.may_be_read {
+        // Its owner joined for this one, and agreed while it is on its way.
+        if own && ask.leeway.may_be_read {
             ask.mode = Mode::Open;
         }
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
