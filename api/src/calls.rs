@@ -38,7 +38,7 @@ mod types;
 use call::call_id;
 use head::{Head, head};
 use json::Json;
-use marks::{Body, Form, MARKS};
+use marks::{Body, MARKS};
 use pythonic::Begins;
 
 pub(crate) use call::ToolCall;
@@ -51,6 +51,13 @@ const MAX_HEAD_BYTES: usize = 1 << 12;
 
 /// The first keys by which a bare JSON object is suspected to be a call.
 const FIRST_KEYS: &[&str] = &["\"name\"", "\"function\"", "\"type\"", "\"parameters\"", "\"arguments\""];
+
+/// What a call stands in: a mark of the table, or nothing but the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Marked(usize),
+    Bare,
+}
 
 /// The name and the arguments of a call.
 type Call = (String, String);

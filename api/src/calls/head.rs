@@ -1,9 +1,10 @@
 //! The beginning of a call, up to its arguments, read from a text that may not be complete.
 
 use super::{
+    Form,
     cursor::{Cursor, Stopped},
     keyed,
-    marks::{Body, Form},
+    marks::Body,
 };
 
 /// What the beginning of a call says.

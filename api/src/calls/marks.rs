@@ -1,6 +1,6 @@
 //! The marks behind which models write calls.
 
-use super::{keyed, sections};
+use super::{Form, keyed, sections};
 
 /// A mark that begins a call, or a section of calls.
 #[derive(Debug)]
@@ -70,13 +70,6 @@ pub(super) const MARKS: &[Mark] = &[
         opens: &["<invoke name="],
     },
 ];
-
-/// What a call stands in: a mark of the table, or nothing but the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    Marked(usize),
-    Bare,
-}
 
 impl Form {
     fn mark(self) -> Option<&'static Mark> {
