@@ -143,7 +143,8 @@ impl std::fmt::Display for Failure {
             // Clients know by these words that a model with a longer context may answer.
             Self::TooLong { tokens, context } => write!(
                 f,
-                "prompt is too long: {tokens} tokens > {context} maximum, this model's context here; shorten the messages"
+                "this model's maximum context length is {context} tokens here, and the prompt is too long: {tokens} tokens > \
+                 {context} maximum; shorten the messages"
             ),
             Self::NoModel { name } => {
                 write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are")
