@@ -10,6 +10,9 @@
 # SHOAL_FEATURES names the features to build with (otlp,gpu by default), or those that BINARY was built with (otlp by default).
 # CARGO_BUILD_TARGET, which cargo reads too, names the platform where it is not this machine's.
 #
+# No path of the machine that builds gets into the program: the same sources, compilers and features give the same archive in
+# another folder (.ci/reproducible builds it twice).
+#
 # SHOAL_LIBRARY=FILE packs that libshoal (`cargo build --release -p shoal-embed`) with its header and an example, for
 # programs in C: libshoal-VERSION-SYSTEM-MACHINE.tar.gz. Wheels for Python that lie in DIR are summed too, and what they are made
 # of is listed beside them.
@@ -29,7 +32,18 @@ features=${SHOAL_FEATURES-otlp}
 if [ -z "$binary" ]; then
     # A packaged program computes on GPUs; one that a newcomer builds compiles a minute sooner without.
     features=${SHOAL_FEATURES-otlp,gpu}
-    (cd "$root" && SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features "$features")
+    # Flags in this form are parted by a character that no path has, so spaces in folders do no harm.
+    home=${CARGO_HOME:-$HOME/.cargo}
+    target=${CARGO_TARGET_DIR:-$root/target}
+    part=$(printf '\037')
+    flags=${CARGO_ENCODED_RUSTFLAGS:-$(printf '%s' "${RUSTFLAGS:-}" | tr ' ' '\037')}
+    # The last one that fits counts: the target folder may lie within the sources.
+    for map in "$home=cargo" "$root=shoal" "$target=target"; do
+        flags=${flags:+$flags$part}--remap-path-prefix$part$map
+        plain="${plain:-} -ffile-prefix-map=$map"
+    done
+    (cd "$root" && CARGO_ENCODED_RUSTFLAGS=$flags CFLAGS="${CFLAGS:-}$plain" CXXFLAGS="${CXXFLAGS:-}$plain" \
+        SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features "$features")
     binary=${CARGO_TARGET_DIR:-$root/target}/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/shoal
 fi
 [ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp,gpu"
