@@ -31,6 +31,7 @@ pub mod inference;
 pub mod journal;
 pub mod keys;
 pub mod library;
+pub mod members;
 mod memory;
 pub mod model;
 pub mod model_shelf;

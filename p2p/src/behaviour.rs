@@ -86,7 +86,7 @@ impl Behaviour {
                     .with_max_established_outgoing(Some(limits.outgoing))
                     .with_max_established_per_peer(Some(limits.per_peer)),
             ),
-            doors: Doors::new(governor.clone()),
+            doors: Doors::new(governor.clone(), config.admission.members.clone()),
             link: link::Behaviour::new(names.clone(), governor.clone(), limits.streams_per_peer),
             gossip: gossip::behaviour(config, names)?,
             identify: Introduction::new(

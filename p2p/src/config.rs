@@ -9,6 +9,7 @@ use scheduler::governor;
 
 use crate::identity::Identity;
 use crate::link_kind::LinkMode;
+use crate::members::Members;
 use crate::plane::Plane;
 
 /// The version of everything said between nodes: control, announcements, frames, blobs. A peer of another version is
@@ -65,9 +66,8 @@ pub struct Config {
     pub bootstrap: Vec<String>,
     /// Which swarm.
     pub swarm: SwarmId,
-    /// The key of a private swarm: every connection, over whatever transport, must prove it before anything else is
-    /// said on it.
-    pub psk: Option<[u8; 32]>,
+    /// Who may be connected.
+    pub admission: Admission,
     /// Look for nodes of the local network. Tells the local network that this node exists.
     pub mdns: bool,
     /// Carry other nodes' connections when they cannot reach each other. Off: it spends bandwidth on strangers.
@@ -88,6 +88,16 @@ pub struct Config {
     pub links: LinkConfig,
     /// How much strangers may take.
     pub limits: Limits,
+}
+
+/// Who may be connected; by default all who speak the swarm's name.
+#[derive(Clone, Default, Debug)]
+pub struct Admission {
+    /// The key of a private swarm: every connection, over whatever transport, must prove it before anything else is
+    /// said on it.
+    pub psk: Option<[u8; 32]>,
+    /// Which nodes, where they are listed.
+    pub members: Members,
 }
 
 /// How others reach a node.
@@ -157,7 +167,7 @@ impl Config {
             listen: listen.map(str::to_owned).to_vec(),
             bootstrap: Vec::new(),
             swarm: SwarmId::named(SwarmId::PUBLIC_NAME),
-            psk: None,
+            admission: Admission::default(),
             mdns: true,
             relay: false,
             reach: Reach::default(),

@@ -22,6 +22,7 @@ use scheduler::governor::{Holder, Prefix, Refused, Resource, Scope};
 
 use crate::governor::{Governor, Permit};
 use crate::identity::node_id;
+use crate::members::Members;
 use crate::path;
 
 /// A connection; its permit if another node opened it.
@@ -44,13 +45,49 @@ impl Known {
 pub(crate) struct Doors {
     governor: Governor,
     known: HashMap<ConnectionId, Known>,
-    /// Connections that made room, to be closed; drained whenever the swarm polls.
+    members: Members,
+    /// The list of members that connections were held to last.
+    version: u64,
+    /// Connections that made room or whose peer is no member any more, to be closed; drained whenever the swarm polls.
     closing: VecDeque<(PeerId, ConnectionId)>,
 }
 
+/// A peer that is not on the list of members.
+#[derive(Debug)]
+struct NoMember;
+
+impl std::fmt::Display for NoMember {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("not on the list of members")
+    }
+}
+
+impl std::error::Error for NoMember {}
+
 impl Doors {
-    pub fn new(governor: Governor) -> Self {
-        Self { governor, known: HashMap::new(), closing: VecDeque::new() }
+    pub fn new(governor: Governor, members: Members) -> Self {
+        Self { governor, known: HashMap::new(), members, version: 0, closing: VecDeque::new() }
+    }
+
+    /// Refuses who is no member.
+    fn admit(&self, peer: PeerId) -> Result<(), ConnectionDenied> {
+        // The event loop parts with a peer whose name is no key of ours.
+        let Some(node) = node_id(&peer).filter(|node| !self.members.has(*node)) else { return Ok(()) };
+        if self.members.turn_away(node) {
+            tracing::warn!(%node, "a node that is not on the list of members was turned away");
+        }
+        Err(ConnectionDenied::new(NoMember))
+    }
+
+    /// Lets go of who is no member any more, where the list has changed.
+    fn hold_to_list(&mut self) {
+        let version = self.members.version();
+        if version == self.version {
+            return;
+        }
+        self.version = version;
+        let left = self.known.iter().filter(|(_, known)| !self.members.has(known.node));
+        self.closing.extend(left.map(|(connection, known)| (known.peer, *connection)));
     }
 
     /// The peer at the other end has said that it is of this swarm.
@@ -117,6 +154,7 @@ impl NetworkBehaviour for Doors {
         local: &Multiaddr,
         remote: &Multiaddr,
     ) -> Result<THandler<Self>, ConnectionDenied> {
+        self.admit(peer)?;
         let prefix = path::prefix(remote, local);
         let permit = self.take(Holder { prefix: Some(prefix), peer: node_id(&peer) });
         self.made(connection, peer, prefix, Some(permit.map_err(ConnectionDenied::new)?));
@@ -131,6 +169,7 @@ impl NetworkBehaviour for Doors {
         _: Endpoint,
         _: PortUse,
     ) -> Result<THandler<Self>, ConnectionDenied> {
+        self.admit(peer)?;
         self.made(connection, peer, path::prefix(address, address), None);
         Ok(dummy::ConnectionHandler)
     }
@@ -149,12 +188,14 @@ impl NetworkBehaviour for Doors {
     }
 
     fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
+        self.hold_to_list();
         match self.closing.pop_front() {
             Some((peer_id, connection)) => {
                 let connection = CloseConnection::One(connection);
                 Poll::Ready(ToSwarm::CloseConnection { peer_id, connection })
             }
-            // What fills the queue is a call of the swarm, which polls again after it.
+            // What fills the queue is a call of the swarm, which polls again after it; a list that changed is seen when
+            // gossip's clock next wakes the swarm, within a second.
             None => Poll::Pending,
         }
     }
@@ -186,10 +227,35 @@ mod tests {
     }
 
     #[test]
+    fn who_is_not_listed_is_turned_away_and_who_is_no_more_is_let_go() {
+        let node = |number: u8| Identity::from_seed([number; 32]).node();
+        let members = Members::default();
+        let mut doors = Doors::new(Governor::new(Limits::default()), members.clone());
+        assert!(comes(&mut doors, 1, 1) && comes(&mut doors, 2, 1), "without a list all may come");
+        members.set([node(1), node(3)].into());
+        assert_eq!(closed(&mut doors), [ConnectionId::new_unchecked(2)]);
+        doors.ended(ConnectionId::new_unchecked(2));
+        assert!(comes(&mut doors, 3, 1) && !comes(&mut doors, 4, 1));
+        let peer = Identity::from_seed([4; 32]).keypair().public().to_peer_id();
+        let address = "/ip4/127.0.0.1/tcp/4".parse().unwrap();
+        let connection = ConnectionId::new_unchecked(5);
+        let dialed = doors.handle_established_outbound_connection(
+            connection,
+            peer,
+            &address,
+            Endpoint::Dialer,
+            PortUse::New,
+        );
+        assert!(dialed.is_err(), "who is dialed must be listed too");
+        members.set([node(1), node(3), node(4)].into());
+        assert!(closed(&mut doors).is_empty() && comes(&mut doors, 4, 1));
+    }
+
+    #[test]
     fn who_has_not_introduced_itself_makes_room_and_who_has_does_not() {
         let limits = Limits::default().set(Resource::Connections, [4, 3, 2]);
         let governor = Governor::new(limits);
-        let mut doors = Doors::new(governor.clone());
+        let mut doors = Doors::new(governor.clone(), Members::default());
         assert!(comes(&mut doors, 1, 1) && comes(&mut doors, 2, 1) && comes(&mut doors, 3, 1));
         doors.introduced(ConnectionId::new_unchecked(1));
         assert!(comes(&mut doors, 4, 1), "its prefix is full");

@@ -81,6 +81,8 @@ mod introduction;
 #[cfg(feature = "net")]
 mod kademlia;
 #[cfg(feature = "net")]
+pub mod members;
+#[cfg(feature = "net")]
 mod named;
 #[cfg(feature = "net")]
 mod own_port;
@@ -98,7 +100,7 @@ mod watch;
 mod woken;
 
 #[cfg(feature = "net")]
-pub use config::{Config, LinkConfig, Reach, SwarmId, VERSION};
+pub use config::{Admission, Config, LinkConfig, Reach, SwarmId, VERSION};
 #[cfg(feature = "net")]
 pub use control::ReplyTo;
 pub use error::{Error, HopError, Result};

@@ -96,7 +96,7 @@ pub(crate) fn build(
         .map(|either, _| either.into_inner());
 
     let wait = |wires| WaitingRoom::new(wires, governor.clone()).boxed();
-    let Some(psk) = config.psk else { return Ok((wait(all.boxed()), relay)) };
+    let Some(psk) = config.admission.psk else { return Ok((wait(all.boxed()), relay)) };
     let guarded = all.and_then(move |(peer, muxer), point| async move {
         let passing = gate::pass(psk, me, peer, muxer, side(&point));
         match tokio::time::timeout(HANDSHAKE, passing).await {

@@ -2,23 +2,27 @@
 
 mod support;
 
-use p2p::{Config, Event, Path, Plane, Reach};
+use p2p::{Admission, Config, Event, Path, Plane, Reach};
 use support::*;
+
+fn with(psk: Option<[u8; 32]>) -> Admission {
+    Admission { psk, ..Admission::default() }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_private_swarm_opens_to_its_key_only() {
     for listen in [TCP, QUIC] {
         let key = Some([7; 32]);
-        let (a, mut of_a) = node(Config { psk: key, ..config(1, listen) }).await;
+        let (a, mut of_a) = node(Config { admission: with(key), ..config(1, listen) }).await;
         let at = address(&a).await;
         for wrong in [None, Some([8; 32])] {
-            let (outsider, _events) = node(Config { psk: wrong, ..config(2, listen) }).await;
+            let (outsider, _events) = node(Config { admission: with(wrong), ..config(2, listen) }).await;
             let refused = outsider.dial(&at).await;
             assert!(matches!(refused, Err(p2p::Error::Unreachable(_))), "{listen} {wrong:?}: {refused:?}");
             let back = a.dial(&address(&outsider).await).await;
             assert!(matches!(back, Err(p2p::Error::Unreachable(_))), "{listen} {wrong:?}: {back:?}");
         }
-        let (b, mut of_b) = node(Config { psk: key, ..config(3, listen) }).await;
+        let (b, mut of_b) = node(Config { admission: with(key), ..config(3, listen) }).await;
         b.dial(&at).await.unwrap();
         // Not one word of the outsiders came through: the first who is connected is the member.
         let first = expect(&mut of_a, |event| match event {

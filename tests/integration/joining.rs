@@ -301,6 +301,33 @@ fn an_invite_is_all_a_friend_needs() {
 }
 
 #[test]
+fn only_who_is_on_the_list_of_members_is_let_in_and_who_is_taken_off_is_let_go() {
+    let folder = TempDir::new().unwrap();
+    let list = folder.path().join("members");
+    fs::write(&list, "# none yet\n").unwrap();
+    let listed = ["--layers", "1..7", "--private", "--members", list.to_str().unwrap()];
+    let first = Node::start(&folder.path().join("a"), &listed);
+    let code = first.ask(&["invite"])["code"].as_str().unwrap().to_owned();
+    let friend = Node::start(&folder.path().join("b"), &[&code, "--ask-only"]);
+    thread::sleep(Duration::from_secs(1));
+    assert!(peer(&first.ask(&["peers"]), &friend).is_none() && friend.ask(&["status"])["peers"] == 0);
+    assert_eq!(friend.name.len(), 64, "a full name: {}", friend.name);
+    fs::write(&list, format!("{}  a friend\n", friend.name)).unwrap();
+    friend.meets(1);
+    let answer = friend.ask(&["run", "--via", "swarm", "-n", "8", PROMPT]);
+    assert_eq!(answer["ids"], alone("8")["ids"]);
+    // A list that cannot be read changes nothing; one without the friend lets it go.
+    fs::write(&list, "a friend\n").unwrap();
+    thread::sleep(Duration::from_secs(6));
+    friend.meets(1);
+    fs::write(&list, "").unwrap();
+    wait_until(&friend, "status", |status| status["peers"] == 0);
+    let (exit, error) =
+        Shoal::new().fails(["join", "--members", "/nowhere/members", "--yes", "--loopback"], "");
+    assert!(exit == 2 && error.contains("list of members"), "{exit} {error}");
+}
+
+#[test]
 fn afterwards_every_question_has_an_answer() {
     let folder = TempDir::new().unwrap();
     let home = folder.path().join("a-folder-of-mine");

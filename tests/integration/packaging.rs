@@ -437,9 +437,15 @@ fn interpolated(line: &str, set: impl Fn(&str) -> Option<&'static str>) -> Vec<S
     let mut rest = line;
     while let Some((before, variable)) = rest.split_once("${") {
         let (inside, after) = variable.split_once('}').expect("a variable ends");
-        let (name, word) = inside.split_once(":-").expect("a variable has a default");
         out += before;
-        out += set(name).unwrap_or(word);
+        // `:-` has a word for a variable that is not set, `:+` one for a variable that is.
+        match inside.split_once(":+") {
+            Some((name, word)) => out += set(name).map_or("", |_| word),
+            None => {
+                let (name, word) = inside.split_once(":-").expect("a variable has a default");
+                out += set(name).unwrap_or(word);
+            }
+        }
         rest = after;
     }
     out += rest;
@@ -459,6 +465,9 @@ fn the_compose_file_starts_commands_that_exist() {
     let other = interpolated(value("command:"), |name| (name == "SHOAL_INVITE").then_some("shoal1code"));
     assert!(node::cli::parses(other.iter().map(String::as_str)), "{other:?}");
     assert_eq!(other[1], "shoal1code");
+    let listed = interpolated(value("command:"), |name| (name == "SHOAL_MEMBERS").then_some("members"));
+    assert!(node::cli::parses(listed.iter().map(String::as_str)), "{listed:?}");
+    assert!(listed.iter().any(|arg| arg == "--members") && !first.iter().any(|arg| arg == "--members"));
     assert!(first.iter().any(|arg| arg == "--no-discovery"));
     let folder = packaging("compose.yaml").parent().unwrap().join(value("context:"));
     assert!(folder.join(value("dockerfile:")).is_file());

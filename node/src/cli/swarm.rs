@@ -212,6 +212,10 @@ pub struct ReachArgs {
     /// A swarm of one's own: only nodes with an invite get in
     #[arg(long)]
     pub private: bool,
+    /// Only let in nodes that this file lists, one full name a line and a remark behind it; it is read again when it changes, and
+    /// who is no longer listed is let go
+    #[arg(long, value_name = "FILE", env = "SHOAL_MEMBERS")]
+    pub members: Option<PathBuf>,
 }
 
 /// What a node may take from its machine for others.

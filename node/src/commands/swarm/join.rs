@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use p2p::{Governor, Identity, SwarmId, blob::sparse, invite::Invite};
+use p2p::{Governor, Identity, blob::sparse, invite::Invite};
 use scheduler::{LayerRange, ModelId, sticky::Packing};
 use tokio::sync::{mpsc, watch};
 
@@ -15,6 +15,7 @@ use super::{
     ask::experts_of,
     link,
     look::words,
+    network::network,
     remote, runtime,
     which::{Here, beside, experts, what_to_serve, which},
 };
@@ -36,7 +37,7 @@ use crate::{
     inference::local,
     inference::swarm::Door,
     library::{self, Entry, Library},
-    model,
+    members, model,
     output::{self, Waiting, human_bytes, say},
     private_folder,
     reports::{FetchReport, JoinLine, ModelReport},
@@ -111,7 +112,8 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         // It was said just now, and agreed to.
         consent::remember(&home, Mode::Boomerang);
     }
-    let (network, template) = network(&args, &home, identity.clone(), invite)?;
+    let (network, template) = network(&args.reach, &home, identity.clone(), invite)?;
+    let members = network.admission.members.clone();
     let context = match &which.here {
         Some(here) => here.header.context(args.engine.ctx)?,
         // The worker cuts it to what the model was made for.
@@ -212,12 +214,14 @@ fn stay(mut args: JoinArgs) -> Result<()> {
                 }
             }
         };
+        let listed = args.reach.members.clone().map(|list| tokio::spawn(members::follow(members, list)));
         let node = daemon::run(setup, notices, stopped);
         let ended = tokio::select! {
             ended = node => ended,
             // The API ends after the node, unless it cannot begin.
             Err(why) = http => Err(why),
         };
+        listed.inspect(tokio::task::JoinHandle::abort);
         let _ = printer.await;
         ended
     })
@@ -438,51 +442,6 @@ fn take_up(args: &mut JoinArgs, invite: &Invite) {
     {
         args.engine.model = content::hex(model);
     }
-}
-
-/// How to reach others, and what an invite of this node says about the swarm.
-fn network(
-    args: &JoinArgs,
-    home: &Path,
-    identity: Identity,
-    invite: Option<Invite>,
-) -> Result<(p2p::Config, Invite)> {
-    let (swarm, name, psk, contacts) = match invite {
-        Some(invite) => (invite.swarm, invite.name, invite.psk, invite.contacts),
-        None => {
-            let name = args.reach.swarm.clone();
-            (SwarmId::named(&name), Some(name), private_key(args, home)?, Vec::new())
-        }
-    };
-    let mut config = p2p::Config::new(identity);
-    config.swarm = swarm;
-    config.psk = psk;
-    config.loopback_only = args.reach.loopback;
-    config.mdns = !args.reach.loopback && !args.reach.no_discovery;
-    config.reach.upnp = !args.reach.loopback && !args.reach.no_discovery;
-    config.relay = !args.reach.loopback || args.reach.carry;
-    config.reach.relays.clone_from(&args.reach.relay);
-    config.reach.punch = !args.reach.no_punch;
-    args.reach.links.apply(&mut config)?;
-    config.cache = Some(home.join("peers"));
-    if !args.reach.listen.is_empty() {
-        config.listen = args.reach.listen.clone();
-    } else if args.reach.loopback {
-        config.listen = ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"].map(str::to_owned).to_vec();
-    }
-    config.bootstrap = args.reach.peer.clone();
-    config.bootstrap.extend(contacts.iter().flat_map(|contact| contact.addresses.iter().cloned()));
-    Ok((config, Invite { swarm, name, model: None, psk, contacts: Vec::new() }))
-}
-
-/// The key of a private swarm, made once.
-fn private_key(args: &JoinArgs, home: &Path) -> Result<Option<[u8; 32]>> {
-    if !args.reach.private {
-        return Ok(None);
-    }
-    let seed = Identity::load_or_create(&home.join(format!("swarm-{}.key", args.reach.swarm)));
-    let seed = seed.map_err(|e| Error::Failed(e.to_string()))?;
-    Ok(Some(*blake3::hash(&seed.sign("shoal/private/1", args.reach.swarm.as_bytes())).as_bytes()))
 }
 
 fn show(notice: Notice, json: bool) -> Result<()> {

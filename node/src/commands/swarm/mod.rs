@@ -9,6 +9,7 @@ mod link;
 pub mod local;
 mod look;
 mod name;
+mod network;
 mod plan_alone;
 pub mod remote;
 mod resume;
