@@ -43,6 +43,7 @@ use pythonic::Begins;
 
 pub(crate) use call::ToolCall;
 pub(crate) use types::Types;
+pub use types::is_written_as_json;
 
 /// Longer calls that cannot be given on as they come are text. The longest arguments in practice are whole source files.
 const MAX_HELD_BYTES: usize = 1 << 20;

@@ -66,6 +66,7 @@ mod web;
 
 use std::sync::Arc;
 
+pub use calls::is_written_as_json;
 pub use inference::Inference;
 pub use server::{Alias, Config, Server};
 

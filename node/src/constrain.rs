@@ -15,6 +15,7 @@
 //! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
 
 pub mod bounds;
+mod call_grammar;
 mod calls;
 mod spelling;
 pub mod trial;
@@ -22,6 +23,7 @@ pub mod trial;
 use std::{fmt, sync::Arc, thread};
 
 use api::inference::{Failure, Format};
+pub use call_grammar::Tags;
 use calls::Calls;
 use llguidance::{
     Matcher, ParserFactory,
@@ -78,11 +80,12 @@ fn first_line(error: impl fmt::Display) -> String {
 }
 
 impl Constraints {
-    /// Reads the vocabulary of `tokenizer`, of which a model computes the first `vocab` logits.
+    /// Reads the vocabulary of `tokenizer`, of which a model computes the first `vocab` logits and whose template teaches
+    /// `tags` in calls.
     ///
     /// # Errors
     /// [`Broken`] when the vocabulary has no token that ends a turn.
-    pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<Self, Broken> {
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, tags: Tags) -> Result<Self, Broken> {
         let end = tokenizer.eos().or(tokenizer.stop_ids().first().copied());
         let end = end.ok_or_else(|| Broken("the model has no token that ends an answer".into()))?;
         let bytes = |id: u32| match tokenizer.kind(id) {
@@ -92,23 +95,24 @@ impl Constraints {
         let words: Vec<Vec<u8>> = (0..vocab as u32).map(bytes).collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        Self::over(&environment)
+        Self::over(&environment, tags)
     }
 
-    /// Constraints over single bytes: what compiles for them compiles for a vocabulary, names of special tokens apart.
+    /// Constraints over single bytes: what compiles for them compiles for a vocabulary, names of special tokens apart. Calls
+    /// with parameters between tags are the larger ones: what compiles with them compiles without.
     ///
     /// # Errors
     /// [`Broken`] when the engine refuses its own settings.
-    pub fn of_bytes() -> Result<Self, Broken> {
-        Self::over(&ApproximateTokEnv::single_byte_env())
+    pub fn of_bytes(tags: Tags) -> Result<Self, Broken> {
+        Self::over(&ApproximateTokEnv::single_byte_env(), tags)
     }
 
-    fn over(environment: &TokEnv) -> Result<Self, Broken> {
+    fn over(environment: &TokEnv, tags: Tags) -> Result<Self, Broken> {
         let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), &[])
             .map_err(|error| Broken(first_line(error)))?;
         factory.quiet();
         let factory = Arc::new(factory);
-        Ok(Self { vocabulary: Arc::new(calls::Vocabulary::new(factory.clone())), factory })
+        Ok(Self { vocabulary: Arc::new(calls::Vocabulary::new(factory.clone(), tags)), factory })
     }
 
     /// The constraint that `format` asks for, if it asks for one. Its first choice is computed, so that a form that exceeds

@@ -124,6 +124,13 @@ impl Type {
     }
 }
 
+/// Whether a value of `schema`, a part of `root`, stands in JSON where a call has its parameters between tags: it can be no
+/// string. All others stand there as text.
+pub fn is_written_as_json(schema: &Value, root: &Value) -> bool {
+    let kind = Type::read(schema, root, &mut MAX_PARTS.clone());
+    kind != Type::default() && !kind.has(Type::STRING)
+}
+
 /// The types of all parameters of all tools.
 #[derive(Debug, Default)]
 pub(crate) struct Types(HashMap<String, HashMap<String, Type>>);

@@ -14,12 +14,9 @@
 //! any members it would be called with arguments that it does not take.
 //!
 //! Limits: a call without a mark (a bare object, as Llama 3 writes it without its tag) is indistinguishable from an answer
-//! that is JSON, and stays free. So do the sections of DeepSeek, Kimi and MiniMax and the lists of Llama 4, which
-//! `api/src/calls.rs` reads. Behind `<tool_call>` and `<function=` JSON must follow, whatever the model was trained on: GLM
-//! and Qwen3-Coder, which write parameters between tags there, are held to it, too.
+//! that is JSON, and stays free. So do the lists of Llama 4, which `api/src/calls.rs` reads.
 
 use std::{
-    fmt::Write,
     sync::{Arc, OnceLock},
     thread,
 };
@@ -30,36 +27,17 @@ use llguidance::{
     api::TopLevelGrammar,
     toktrie::{SimpleVob, TokTrie},
 };
-use serde_json::{Value, json};
 
-use super::{Broken, IMPOSSIBLE, STACK_BYTES, first_line, fixed_space};
-
-/// How a model begins a call; `api/src/calls.rs` reads what follows.
-const MARKS: [(&str, Closing); 4] = [
-    ("<tool_call>", Closing::Tag("</tool_call>")),
-    ("<function=", Closing::Function),
-    ("<|python_tag|>", Closing::Object),
-    ("[TOOL_CALLS]", Closing::List),
-];
-/// Bytes of the longest mark.
-const LONGEST: usize = 14;
-
-/// What follows a mark.
-#[derive(Clone, Copy)]
-enum Closing {
-    /// An object of `name` and `arguments`, and this.
-    Tag(&'static str),
-    /// `f>{...}</function>`.
-    Function,
-    /// An object of `name` and `parameters`.
-    Object,
-    /// A list of objects, or `f[ARGS]{...}`.
-    List,
-}
+use super::{
+    Broken, IMPOSSIBLE, STACK_BYTES,
+    call_grammar::{Body, LONGEST, MARKS, Tags, grammar},
+    first_line,
+};
 
 /// What calls are made of, for all answers of one vocabulary.
 pub(super) struct Vocabulary {
     factory: Arc<ParserFactory>,
+    tags: Tags,
     /// Tokens that may reach beyond the end of a mark: which, which mark, and how many of their bytes belong to it.
     reaching: OnceLock<Vec<(u32, usize, usize)>>,
 }
@@ -81,8 +59,8 @@ fn text(trie: &TokTrie, id: u32) -> &[u8] {
 }
 
 impl Vocabulary {
-    pub(super) fn new(factory: Arc<ParserFactory>) -> Self {
-        Self { factory, reaching: OnceLock::new() }
+    pub(super) fn new(factory: Arc<ParserFactory>, tags: Tags) -> Self {
+        Self { factory, tags, reaching: OnceLock::new() }
     }
 
     fn trie(&self) -> &TokTrie {
@@ -109,9 +87,9 @@ impl Vocabulary {
     }
 
     /// Compiles what follows a mark.
-    fn compile(&self, closing: Closing, tools: &[CallForm]) -> Result<Matcher, String> {
+    fn compile(&self, body: Body, tools: &[CallForm]) -> Result<Matcher, String> {
         let make = |tools: &[CallForm]| {
-            let grammar = TopLevelGrammar::from_lark(closing.grammar(tools));
+            let grammar = TopLevelGrammar::from_lark(grammar(body, self.tags, tools, self.trie()));
             let mut matcher = Matcher::new(Ok(self.factory.create_parser(grammar).map_err(first_line)?));
             matcher.compute_mask_or_eos().map_err(first_line)?;
             Ok::<_, String>(matcher)
@@ -133,59 +111,6 @@ impl Vocabulary {
             Ok(Err(_)) => Err("the grammar engine fails on it".into()),
             Err(error) => Err(format!("no thread could be started: {error}")),
         }
-    }
-}
-
-impl Closing {
-    /// A Lark grammar of what follows the mark.
-    fn grammar(self, tools: &[CallForm]) -> String {
-        let object = |tool: &CallForm, arguments: &str| {
-            // References of the schema are to its own root, which is the whole only where it stands alone.
-            let place = format!("/properties/{arguments}");
-            json!({
-                "type": "object",
-                "properties": {"name": {"const": tool.name}, (arguments): moved(&tool.parameters, &place)},
-                "required": ["name", arguments],
-                "additionalProperties": false,
-            })
-        };
-        let mut rules = String::new();
-        let all = |rules: &mut String, of: &dyn Fn(&CallForm) -> String| {
-            let names: Vec<String> = (0..tools.len()).map(|at| format!("call_{at}")).collect();
-            for (name, tool) in names.iter().zip(tools) {
-                let _ = writeln!(rules, "{name}: {}", of(tool));
-            }
-            names.join(" | ")
-        };
-        let rule = |schema: Value| format!("%json {}", fixed_space(schema));
-        let start = match self {
-            Self::Tag(end) => {
-                let calls = all(&mut rules, &|tool| rule(object(tool, "arguments")));
-                format!("start: SPACE ({calls}) SPACE {}", json!(end))
-            }
-            Self::Function => {
-                let calls = all(&mut rules, &|tool| {
-                    format!("{} SPACE {}", json!(format!("{}>", tool.name)), rule(tool.parameters.clone()))
-                });
-                format!("start: ({calls}) SPACE \"</function>\"")
-            }
-            Self::Object => {
-                let calls = all(&mut rules, &|tool| rule(object(tool, "parameters")));
-                format!("start: SPACE ({calls})")
-            }
-            Self::List => {
-                let calls = all(&mut rules, &|tool| rule(object(tool, "arguments")));
-                let mut named = Vec::new();
-                for (at, tool) in tools.iter().enumerate() {
-                    let head = json!(format!("{}[ARGS]", tool.name));
-                    let _ = writeln!(rules, "named_{at}: {head} {}", rule(tool.parameters.clone()));
-                    named.push(format!("named_{at}"));
-                }
-                let _ = writeln!(rules, "any: {calls}");
-                format!("start: SPACE (\"[\" any (\", \" any)* \"]\" | {})", named.join(" | "))
-            }
-        };
-        format!("{start}\n{rules}SPACE: /[ \\n]{{0,2}}/\n")
     }
 }
 
@@ -230,8 +155,8 @@ impl Calls {
         }
         self.tail.extend_from_slice(text(self.vocabulary.trie(), id));
         self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
-        if let Some((_, closing)) = MARKS.iter().find(|(mark, _)| self.tail.ends_with(mark.as_bytes())) {
-            self.call = Some(self.vocabulary.compile(*closing, &self.tools).map_err(Broken)?);
+        if let Some((_, body)) = MARKS.iter().find(|(mark, _)| self.tail.ends_with(mark.as_bytes())) {
+            self.call = Some(self.vocabulary.compile(*body, &self.tools).map_err(Broken)?);
         }
         Ok(())
     }
@@ -247,14 +172,10 @@ fn only_end(allowed: &SimpleVob, trie: &TokTrie) -> bool {
     allowed.iter().all(|id| id == trie.eos_token())
 }
 
-/// `schema` with the references to its own root led to `place`.
-fn moved(schema: &Value, place: &str) -> Value {
-    api::schema_refs::moved(schema, place)
-}
-
 #[cfg(test)]
 mod tests {
     use api::inference::Format;
+    use serde_json::{Value, json};
     use shard::tokenizer::{Encode, Tokenizer};
 
     use super::super::{Bound, Constraints};
@@ -286,8 +207,8 @@ mod tests {
     }
 
     /// Whether the bytes of `text` may come one after the other, and what may follow then.
-    fn follow(text: &str, tools: Vec<CallForm>) -> Result<Vec<u8>, usize> {
-        let (constraints, tokenizer) = (Constraints::of_bytes().unwrap(), of_bytes());
+    fn follow(text: &str, tags: Tags, tools: Vec<CallForm>) -> Result<Vec<u8>, usize> {
+        let (constraints, tokenizer) = (Constraints::of_bytes(tags).unwrap(), of_bytes());
         let mut constraint = constraints.constraint(&Format::Calls(tools)).unwrap().unwrap();
         for (at, byte) in text.bytes().enumerate() {
             let mut logits = vec![0.0; 257];
@@ -315,10 +236,123 @@ mod tests {
             "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}, \
              {\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}] ",
             "[TOOL_CALLS]weather[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]weather[ARGS]{\"city\": \"Paris\"}",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Rome\"}\n```\
+             <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Rome\"}<｜tool▁call▁end｜>",
+            "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Rome\"}<|tool_call_end|>",
+            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Rome\"}<|call|>",
+            "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"city\": \"Rome\"}",
         ] {
-            let next =
-                follow(text, tools()).unwrap_or_else(|at| panic!("{text}: not at {at}: {}", &text[at..]));
+            let next = follow(text, Tags::None, tools())
+                .unwrap_or_else(|at| panic!("{text}: not at {at}: {}", &text[at..]));
             assert!(next.len() >= 256, "{text}: not free behind it: {}", next.len());
+        }
+    }
+
+    /// A tool with a parameter of every kind.
+    fn of_every_kind() -> Vec<CallForm> {
+        let parameters = json!({"type": "object", "additionalProperties": false, "required": ["path", "depth"],
+            "properties": {"path": {"type": "string"}, "mode": {"enum": ["fast", "slow"]}, "depth": {"type": "integer"},
+                "next": {"$ref": "#/$defs/node"}},
+            "$defs": {"node": {"type": "object", "additionalProperties": false,
+                "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}}});
+        vec![tool("find", parameters), tool("stop", json!({"type": "object", "additionalProperties": false}))]
+    }
+
+    #[test]
+    fn parameters_between_tags_are_sound_where_the_template_teaches_them() {
+        let (qwen, glm) = (Tags::Qwen, Tags::Glm);
+        for (tags, text) in [
+            (
+                qwen,
+                "<tool_call>\n<function=find>\n<parameter=path>\na <b> \"c\"\nd\n</parameter>\n<parameter=mode>\nslow\n\
+                 </parameter>\n<parameter=depth>\n12\n</parameter>\n<parameter=next>\n{\"next\": null}\n</parameter>\n\
+                 </function>\n</tool_call>",
+            ),
+            (
+                qwen,
+                "<function=find><parameter=path></parameter><parameter=depth>-1</parameter></function> and ",
+            ),
+            (qwen, "<tool_call>{\"name\": \"stop\", \"arguments\": {}}</tool_call>"),
+            (qwen, "<tool_call>\n<function=stop>\n</function>\n</tool_call>"),
+            (
+                glm,
+                "<tool_call>find\n<arg_key>path</arg_key>\n<arg_value>x < y</arg_value>\n<arg_key>depth</arg_key>\n\
+                 <arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>",
+            ),
+            (
+                glm,
+                "<tool_call>find<arg_key>path</arg_key><arg_value>x</arg_value><arg_key>mode</arg_key>\
+                  <arg_value>fast</arg_value><arg_key>depth</arg_key><arg_value>3</arg_value></tool_call>",
+            ),
+            (glm, "<tool_call>{\"name\": \"stop\", \"arguments\": {}}</tool_call>"),
+            (
+                Tags::None,
+                "<minimax:tool_call>\n<invoke name=\"find\">\n<parameter name=\"path\">x</parameter>\n\
+                 <parameter name=\"depth\">3</parameter>\n</invoke>\n</minimax:tool_call>",
+            ),
+        ] {
+            let next = follow(text, tags, of_every_kind())
+                .unwrap_or_else(|at| panic!("{text}: not at {at}: {}", &text[at..]));
+            assert!(next.len() >= 256, "{text}: not free behind it: {}", next.len());
+        }
+        for (tags, text, at) in [
+            (Tags::None, "<tool_call>\n<function", 12),
+            (Tags::None, "<tool_call>find", 11),
+            (glm, "<tool_call>find\n<arg_key>depth", 25),
+            (glm, "<tool_call>find<arg_key>path</arg_key><arg_value>x</arg_value></tool_call>", 63),
+            (qwen, "<function=find><parameter=path>x</parameter><parameter=mode>medium", 60),
+            (qwen, "<function=find><parameter=path>x</parameter><parameter=depth>deep", 61),
+            (
+                qwen,
+                "<function=find><parameter=path>x</parameter><parameter=depth>1</parameter><parameter=x",
+                85,
+            ),
+            (qwen, "<function=stop><parameter", 16),
+        ] {
+            assert_eq!(follow(text, tags, of_every_kind()), Err(at), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_tool_without_a_list_takes_parameters_of_any_name() {
+        let any = || vec![tool("any", json!({"type": "object"}))];
+        let text = "<function=any><parameter=a>1</parameter>\n<parameter=b c>x</parameter></function>";
+        assert!(follow(text, Tags::Qwen, any()).is_ok_and(|next| next.len() >= 256));
+        let text = "<tool_call>any\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>\n</tool_call>";
+        assert!(follow(text, Tags::Glm, any()).is_ok_and(|next| next.len() >= 256));
+    }
+
+    #[test]
+    fn marks_that_are_control_tokens_are_followed_by_control_tokens() {
+        let mut tokens: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+        let marks = ["</s>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"];
+        tokens.extend(marks.map(str::to_owned));
+        let kinds: Vec<i32> = (0..260).map(|id| if id >= 256 { 3 } else { 6 }).collect();
+        let mut writer = shard::gguf::Writer::new();
+        writer.add_str("tokenizer.ggml.model", "llama").add_strs("tokenizer.ggml.tokens", &tokens);
+        writer.add_f32s("tokenizer.ggml.scores", &[0.0; 260]).add_i32s("tokenizer.ggml.token_type", &kinds);
+        writer.add_u32("tokenizer.ggml.eos_token_id", 256);
+        let file = writer.start(Vec::new()).unwrap().finish().unwrap();
+        let gguf = shard::gguf::Gguf::from_bytes(file).unwrap();
+        let tokenizer = Tokenizer::from_gguf(gguf.metadata()).unwrap();
+        let constraints = Constraints::new(&tokenizer, 260, Tags::None).unwrap();
+        let mut constraint = constraints.constraint(&Format::Calls(tools())).unwrap().unwrap();
+        let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
+        let call = [
+            &[257][..],
+            &bytes("functions.weather:0"),
+            &[258],
+            &bytes("{\"city\": \"Rome\"}"),
+            &[259],
+            &bytes(" and"),
+        ]
+        .concat();
+        for (at, id) in call.iter().enumerate() {
+            let mut logits = vec![0.0; 260];
+            constraint.mask(&tokenizer, &mut logits).unwrap();
+            assert_ne!(logits[*id as usize], IMPOSSIBLE, "token {id} at {at}");
+            constraint.accept(&tokenizer, *id).unwrap();
         }
     }
 
@@ -332,8 +366,10 @@ mod tests {
             ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}} done", 62),
             ("<function=rain", 10),
             ("[TOOL_CALLS]rain", 12),
+            ("<|tool_call_begin|>functions.rain", 29),
+            ("<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"town", 73),
         ] {
-            assert_eq!(follow(text, tools()), Err(at), "{text}");
+            assert_eq!(follow(text, Tags::None, tools()), Err(at), "{text}");
         }
     }
 
@@ -341,7 +377,7 @@ mod tests {
     fn a_schema_that_cannot_be_compiled_is_refused_with_the_tool_s_name() {
         let refused = |parameters: Value| {
             let tools = vec![tools().remove(0), tool("odd", parameters)];
-            let constraints = Constraints::of_bytes().unwrap();
+            let constraints = Constraints::of_bytes(Tags::None).unwrap();
             constraints.constraint(&Format::Calls(tools)).err().unwrap().to_string()
         };
         let away = refused(json!({"type": "object", "$ref": "https://example.org/x"}));
@@ -360,11 +396,11 @@ mod tests {
         let gguf = crate::library::parse(None).unwrap();
         let tokenizer = Tokenizer::from_gguf(gguf.metadata()).unwrap();
         let vocab = tokenizer.len();
-        let constraints = Constraints::new(&tokenizer, vocab).unwrap();
+        let constraints = Constraints::new(&tokenizer, vocab, Tags::None).unwrap();
         let plain = Encode { bos: false, special: false };
         let (mut random, mut ended) = (shard::synthetic::Random(7), 0);
         for round in 0..24 {
-            let (mark, _) = MARKS[round % MARKS.len()];
+            let (mark, _) = MARKS[round % 4];
             let mut constraint = constraints.constraint(&Format::Calls(tools())).unwrap().unwrap();
             let mut bytes = Vec::new();
             for id in tokenizer.encode(mark, plain).unwrap() {

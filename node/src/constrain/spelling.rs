@@ -88,7 +88,10 @@ mod tests {
     use serde_json::json;
     use shard::{synthetic::Random, tokenizer::Tokenizer};
 
-    use super::{super::Constraints, *};
+    use super::{
+        super::{Constraints, Tags},
+        *,
+    };
 
     /// Drawn at random among what may come: forced text has one spelling, the tokenizer's, in every answer, and what is forced is
     /// the same where tokens are only told.
@@ -97,7 +100,7 @@ mod tests {
         let gguf = crate::library::parse(None).unwrap();
         let tokenizer = Tokenizer::from_gguf(gguf.metadata()).unwrap();
         let vocab = tokenizer.len();
-        let constraints = Constraints::new(&tokenizer, vocab).unwrap();
+        let constraints = Constraints::new(&tokenizer, vocab, Tags::None).unwrap();
         let schema = json!({"type": "object", "additionalProperties": false, "required": ["identifier", "country"],
             "properties": {"identifier": {"type": "integer", "minimum": 0, "maximum": 999}, "country": {"enum": ["Rome", "Roma"]}}});
         let format = Format::JsonSchema(schema);

@@ -30,7 +30,7 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::Constraints;
+use super::{Constraints, Tags};
 use crate::{
     Error, Result,
     confine::{
@@ -147,7 +147,7 @@ pub fn run() -> Result<()> {
     let mut text = Vec::new();
     (&stream).take(MAX_BYTES).read_to_end(&mut text)?;
     let format = serde_json::from_slice(&text)?;
-    let constraints = Constraints::of_bytes().map_err(|error| Error::Failed(error.to_string()))?;
+    let constraints = Constraints::of_bytes(Tags::Qwen).map_err(|error| Error::Failed(error.to_string()))?;
     let said = match constraints.constraint(&format) {
         Ok(_) => "+".into(),
         Err(failure) => format!("-{failure}"),

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    constrain::{Constraint, Constraints},
+    constrain::{Constraint, Constraints, Tags},
     encode::{self, rank_prompt::RankPrompt, text_pair::TextPair},
     library::{self, Located},
     model,
@@ -292,7 +292,8 @@ impl Loaded {
         let format = serde_json::from_str(format)?;
         let made = self.constraints.get_or_init(|| {
             let tokenizer = self.tokenizer().map_err(|error| error.to_string())?;
-            Constraints::new(tokenizer, self.blueprint().vocab).map_err(|error| error.to_string())
+            let tags = Tags::of(self.template.as_ref().ok().and_then(Option::as_ref));
+            Constraints::new(tokenizer, self.blueprint().vocab, tags).map_err(|error| error.to_string())
         });
         let constraints = made.as_ref().map_err(|why| Error::usage(why.clone()))?;
         constraints.constraint(&format).map_err(|failure| Error::usage(failure.to_string()))

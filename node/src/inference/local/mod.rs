@@ -43,7 +43,7 @@ pub(crate) use crate::model::model_name;
 use crate::{
     Result,
     cli::EngineArgs,
-    constrain::Constraints,
+    constrain::{Constraints, Tags},
     encode, memory,
     model::{self, Model},
     state_store::StateStore,
@@ -308,7 +308,10 @@ impl Ready {
         let blueprint = model.executor.blueprint();
         let constraints = match blueprint.encodes() {
             true => Err("the model writes no text".to_owned()),
-            false => Constraints::new(&model.tokenizer, blueprint.vocab).map_err(|error| error.to_string()),
+            false => {
+                let tags = Tags::of(model.template.as_ref().ok().and_then(Option::as_ref));
+                Constraints::new(&model.tokenizer, blueprint.vocab, tags).map_err(|error| error.to_string())
+            }
         };
         let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
         Self { model, info, constraints }

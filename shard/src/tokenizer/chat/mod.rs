@@ -108,6 +108,11 @@ impl Template {
         named.or_else(|| metadata.str("tokenizer.chat_template")).map(Self::new).transpose()
     }
 
+    /// Whether `text` is in its source.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.guarded.source.contains(text)
+    }
+
     /// Renders a conversation. Errors: [`Error::Invalid`] with the line and what the template says, be it that the
     /// template refuses the conversation (`raise_exception`), fails, or wants too much.
     pub fn render(&self, input: &RenderInput) -> Result<String> {
