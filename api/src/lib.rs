@@ -56,6 +56,7 @@ mod schema;
 pub mod schema_refs;
 mod server;
 mod sse;
+pub mod stored_responses;
 pub mod swarm;
 pub mod swarm_records;
 mod swarm_routes;
@@ -85,6 +86,7 @@ pub(crate) struct App {
     pub aliases: Vec<server::Alias>,
     pub keys: Option<Arc<dyn keys::Keys>>,
     pub conversations: Option<Arc<dyn conversations::Conversations>>,
+    pub responses: Option<Arc<dyn stored_responses::StoredResponses>>,
     pub library: Option<Arc<dyn library::Library>>,
 }
 

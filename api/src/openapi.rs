@@ -114,6 +114,17 @@ fn operation(endpoint: &Endpoint) -> Value {
         let hex = json!({"type": "string", "pattern": "^[0-9a-f]{32}$"});
         parameters.push(json!({"name": "conversation", "in": "path", "required": true, "schema": hex}));
     }
+    if path.contains("{response}") {
+        let name = json!({"type": "string", "pattern": "^resp_[0-9a-f]{24}$"});
+        parameters.push(json!({"name": "response", "in": "path", "required": true, "schema": name}));
+    }
+    if path.ends_with("/input_items") {
+        let some = |name: &str, schema: Value| json!({"name": name, "in": "query", "required": false, "schema": schema});
+        parameters
+            .push(some("limit", json!({"type": "integer", "minimum": 1, "maximum": 100, "default": 20})));
+        parameters.push(some("order", json!({"type": "string", "enum": ["asc", "desc"], "default": "desc"})));
+        parameters.push(some("after", text()));
+    }
     if *path == "/swarm/history" {
         let days = json!({"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 1});
         parameters.push(json!({"name": "days", "in": "query", "required": false, "schema": days}));

@@ -42,6 +42,27 @@ static ENDPOINTS: &[Endpoint] = &[
         Answer::Events("ResponsesAnswer"),
         || post(openai::responses::post),
     ),
+    Endpoint::get(
+        "/v1/responses/{response}",
+        "openai",
+        "One that is stored",
+        Answer::Json("ResponsesAnswer"),
+        || get(openai::responses::get),
+    ),
+    Endpoint::delete(
+        "/v1/responses/{response}",
+        "openai",
+        "Delete one, its bytes included",
+        Answer::Json("ResponseDeleted"),
+        || delete(openai::responses::delete),
+    ),
+    Endpoint::get(
+        "/v1/responses/{response}/input_items",
+        "openai",
+        "What its model was given, the turns before it included",
+        Answer::Json("ResponseItems"),
+        || get(openai::responses::input_items),
+    ),
     Endpoint::post(
         "/v1/embeddings",
         "openai",

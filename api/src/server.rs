@@ -59,6 +59,8 @@ pub struct Config {
     pub keys: Option<Arc<dyn crate::keys::Keys>>,
     /// Who keeps the conversations of the owner's page; needs a token.
     pub conversations: Option<Arc<dyn crate::conversations::Conversations>>,
+    /// Who stores responses; without one none is, and every answer says so.
+    pub responses: Option<Arc<dyn crate::stored_responses::StoredResponses>>,
     /// Who keeps the machine's models.
     pub library: Option<Arc<dyn crate::library::Library>>,
 }
@@ -74,6 +76,7 @@ impl Default for Config {
             doors: Arc::new(Alone::default()),
             keys: None,
             conversations: None,
+            responses: None,
             library: None,
         }
     }
@@ -115,6 +118,7 @@ impl Server {
             aliases: config.aliases,
             keys: config.keys,
             conversations: config.conversations,
+            responses: config.responses,
             library: config.library,
             queue: queue::Queue::new(config.doors.clone()),
             doors: config.doors,

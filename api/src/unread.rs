@@ -157,7 +157,7 @@ pub(crate) const IGNORED: &[(&str, &str)] = &[
     ("user", "there are no accounts"),
     ("safety_identifier", "there are no accounts"),
     ("metadata", "nothing is stored; Responses repeats it"),
-    ("store", "nothing is stored"),
+    ("store", "Responses alone reads it"),
     ("service_tier", "there is one"),
     ("prompt_cache_key", "every prompt that begins like an earlier one is found by itself"),
     ("prompt_cache_retention", "the same"),

@@ -7,34 +7,26 @@
 //! 9bQv2x..                the conversation
 //! ```
 //!
-//! Both lines are sealed with a key of the node's identity (`sealed.rs`). Every change writes the file whole under another
-//! salt and puts it in the place of the old one, so that after a crash it is the old one or the new one. A file is overwritten
-//! with zeros before it is deleted and when it is replaced, so that its bytes are gone where the file system writes in place;
-//! where it never does (copy on write, flash memory), and after a crash in that moment, what is left is encrypted, and
-//! unreadable without `identity.key`. A file that a crash left half written goes the same way before the next change.
+//! Both lines are sealed with a key of the node's identity, and their bytes go when the file is replaced or deleted
+//! (`sealed/folder.rs`).
 //!
-//! The process that speaks HTTP does this; the confined one that computes has no paths and no key. Several processes of one
-//! data folder take turns by a lock. Nothing leaves the machine.
+//! The process that speaks HTTP does this; the confined one that computes has no paths and no key. Nothing leaves the machine.
 //!
 //! Bounds: [`MOST`] conversations and [`MOST_BYTES`] on the disk, beyond which a change is refused; none is deleted for
 //! another one.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, Read, Seek, Write},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, PoisonError},
 };
 
 use api::conversations::{
     Change, Conversation, Conversations, Found, MAX_BYTES, Preset, Refusal, Room, Summary, is_id,
 };
-use data_encoding::HEXLOWER;
 
 use crate::{
     clock,
-    platform::files::{OwnerOnly, stamp, stamp_at},
-    sealed::{self, SALT, Seal},
+    sealed::folder::{SealedFolder, Secret},
 };
 
 /// Most conversations.
@@ -43,8 +35,6 @@ pub const MOST: usize = 2_000;
 pub const MOST_BYTES: u64 = 256 << 20;
 /// Longest file: a conversation in Base64, and its summary.
 const MAX_FILE: u64 = (MAX_BYTES as u64) * 4 / 3 + (16 << 10);
-/// A reader of a file that is replaced under it reads the next one, so many times.
-const READS: usize = 8;
 /// Conversations that a search answers with.
 const MOST_FOUND: usize = 100;
 /// What the identity's secret for conversations is called.
@@ -55,7 +45,7 @@ const PRESETS: &str = "presets";
 /// The conversations of one data folder.
 #[derive(Debug)]
 pub struct Shelf {
-    home: PathBuf,
+    folder: SealedFolder,
     /// Held by a search: each reads everything.
     searching: Mutex<()>,
 }
@@ -74,126 +64,32 @@ fn broken(error: impl Into<crate::Error>) -> Refusal {
 impl Shelf {
     /// The conversations below `home`, which is made with the first of them.
     pub fn of(home: &Path) -> Self {
-        Self { home: home.to_owned(), searching: Mutex::default() }
+        let (home, purpose) = (home.to_owned(), PURPOSE);
+        let folder = SealedFolder { home, name: "conversations", purpose, max_file_bytes: MAX_FILE };
+        Self { folder, searching: Mutex::default() }
     }
 
-    fn folder(&self) -> PathBuf {
-        self.home.join("conversations")
-    }
-
-    fn secret(&self) -> Held<[u8; 32]> {
-        sealed::secret(&self.home, PURPOSE).map_err(broken)
-    }
-
-    /// Holds other writers off until the result is dropped, and removes what one that was killed left.
-    fn lock(&self) -> Held<File> {
-        fs::DirBuilder::new().recursive(true).owner_only().create(self.folder()).map_err(broken)?;
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).owner_only();
-        let file = file.open(self.home.join("conversations.lock")).map_err(broken)?;
-        file.lock().map_err(broken)?;
-        for entry in fs::read_dir(self.folder()).map_err(broken)? {
-            let path = entry.map_err(broken)?.path();
-            if path.extension().is_some_and(|end| end == "new") {
-                scrub(&path).map_err(broken)?;
-            }
-        }
-        Ok(file)
+    fn secret(&self) -> Held<Secret> {
+        self.folder.secret().map_err(broken)
     }
 
     /// The names of the files of conversations, with their lengths.
     fn files(&self) -> Vec<(String, u64)> {
-        let entries = fs::read_dir(self.folder()).into_iter().flatten().flatten();
-        let named = entries.filter_map(|entry| {
-            let name = entry.file_name().into_string().ok().filter(|name| is_id(name))?;
-            Some((name, entry.metadata().ok()?.len()))
-        });
-        named.collect()
+        self.folder.files(is_id).into_iter().map(|(name, about)| (name, about.len())).collect()
     }
 
-    /// The payload of line `wanted` of a file: 1 is the first after the salt.
-    fn line(&self, secret: &[u8; 32], name: &str, wanted: u64) -> Held<Vec<u8>> {
-        let path = self.folder().join(name);
-        let missing = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Refusal::Unknown,
-            _ => broken(error),
-        };
-        let mut reads = 1;
-        loop {
-            let file = File::open(&path).map_err(missing)?;
-            let opened = stamp(&file).map_err(broken)?.place;
-            let read = line_of(&file, secret, name, wanted);
-            // One that was replaced after it was opened is zeros. It is held open: no other file has its number.
-            let replaced = || stamp_at(&path).map_or(true, |about| about.place != opened);
-            if reads == READS || !matches!(read, Err(Refusal::Broken(_))) || !replaced() {
-                return read;
-            }
-            reads += 1;
-        }
+    fn line(&self, secret: &Secret, name: &str, wanted: u64) -> Held<Vec<u8>> {
+        self.folder.line(secret, name, wanted).map_err(broken)?.ok_or(Refusal::Unknown)
     }
 
-    fn summary(&self, secret: &[u8; 32], name: &str) -> Option<Summary> {
+    fn summary(&self, secret: &Secret, name: &str) -> Option<Summary> {
         let found = self.line(secret, name, 1).and_then(|line| serde_json::from_slice(&line).map_err(broken));
         found.inspect_err(|error| tracing::warn!(?error, "a conversation is left out")).ok()
     }
 
-    fn conversation(&self, secret: &[u8; 32], name: &str) -> Held<Conversation> {
+    fn conversation(&self, secret: &Secret, name: &str) -> Held<Conversation> {
         serde_json::from_slice(&self.line(secret, name, 2)?).map_err(broken)
     }
-
-    /// Writes a file of sealed lines in the place of the one that is there.
-    fn write(&self, name: &str, lines: &[String]) -> Held<()> {
-        let (path, fresh) = (self.folder().join(name), self.folder().join(format!("{name}.new")));
-        let salt = sealed::salt().map_err(broken)?;
-        let seal = Seal::of(&self.secret()?, name, &salt);
-        let mut text = format!("{SALT}{}\n", HEXLOWER.encode(&salt));
-        for (at, line) in lines.iter().enumerate() {
-            text.push_str(&seal.close(at as u64 + 1, line).map_err(broken)?);
-            text.push('\n');
-        }
-        let old = OpenOptions::new().write(true).open(&path).ok();
-        let replace = || {
-            let mut file = OpenOptions::new().create_new(true).write(true).owner_only().open(&fresh)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_data()?;
-            fs::rename(&fresh, &path)?;
-            p2p::blob::sparse::sync_folder(&self.folder())?;
-            old.map_or(Ok(()), |mut old| erase(&mut old))
-        };
-        replace().inspect_err(|_| drop(scrub(&fresh))).map_err(broken)
-    }
-}
-
-/// The payload of line `wanted` of the file called `name`.
-fn line_of(file: &File, secret: &[u8; 32], name: &str, wanted: u64) -> Held<Vec<u8>> {
-    let mut lines = BufReader::new(file.take(MAX_FILE)).split(b'\n');
-    let mut next = || lines.next().transpose().map_err(broken);
-    let damaged = || broken(crate::Error::Failed(String::new()));
-    let salt = next()?.ok_or_else(damaged)?;
-    let salt = salt.strip_prefix(SALT.as_bytes()).and_then(|salt| HEXLOWER.decode(salt).ok());
-    let seal = Seal::of(secret, name, &salt.ok_or_else(damaged)?);
-    for _ in 1..wanted {
-        next()?;
-    }
-    seal.open(wanted, &next()?.ok_or_else(damaged)?).ok_or_else(damaged)
-}
-
-/// Overwrites and deletes a file; whether there was one.
-fn scrub(path: &Path) -> io::Result<bool> {
-    match OpenOptions::new().write(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        file => erase(&mut file?)?,
-    }
-    fs::remove_file(path)?;
-    Ok(true)
-}
-
-/// Overwrites what is in a file.
-fn erase(file: &mut File) -> io::Result<()> {
-    let bytes = file.metadata()?.len();
-    file.rewind()?;
-    io::copy(&mut io::repeat(0).take(bytes), file)?;
-    file.sync_data()
 }
 
 impl Conversations for Shelf {
@@ -229,7 +125,7 @@ impl Conversations for Shelf {
         if !is_id(id) {
             return Err(Refusal::Unknown);
         }
-        let _lock = self.lock()?;
+        let _lock = self.folder.lock().map_err(broken)?;
         let now_ms = clock::unix_ms();
         let files = self.files();
         let before = match self.read(id) {
@@ -255,7 +151,7 @@ impl Conversations for Shelf {
             return Err(Refusal::Full(why));
         }
         let summary = after.summary();
-        self.write(id, &[serde_json::to_string(&summary).map_err(broken)?, body])?;
+        self.folder.write(id, &[serde_json::to_string(&summary).map_err(broken)?, body]).map_err(broken)?;
         Ok(summary)
     }
 
@@ -263,15 +159,12 @@ impl Conversations for Shelf {
         if !is_id(id) {
             return Err(Refusal::Unknown);
         }
-        let _lock = self.lock()?;
-        if !scrub(&self.folder().join(id)).map_err(broken)? {
-            return Err(Refusal::Unknown);
-        }
-        p2p::blob::sparse::sync_folder(&self.folder()).map_err(broken)
+        let _lock = self.folder.lock().map_err(broken)?;
+        if self.folder.remove(id).map_err(broken)? { Ok(()) } else { Err(Refusal::Unknown) }
     }
 
     fn presets(&self) -> Held<Vec<Preset>> {
-        if !self.folder().join(PRESETS).exists() {
+        if !self.folder.path().join(PRESETS).exists() {
             return Ok(Vec::new());
         }
         serde_json::from_slice(&self.line(&self.secret()?, PRESETS, 1)?).map_err(broken)
@@ -284,14 +177,18 @@ impl Conversations for Shelf {
                 format!("presets have at most {} MiB together; shorten or delete some", MAX_BYTES >> 20);
             return Err(Refusal::Full(why));
         }
-        let _lock = self.lock()?;
-        self.write(PRESETS, &[text])
+        let _lock = self.folder.lock().map_err(broken)?;
+        self.folder.write(PRESETS, &[text]).map_err(broken)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{
+        fs::{self, File},
+        io::Read,
+        os::unix::fs::PermissionsExt,
+    };
 
     use api::conversations::Message;
     use serde_json::Map;
@@ -320,9 +217,9 @@ mod tests {
         assert_eq!(shelf.read(ID), Err(Refusal::Unknown));
         assert!(shelf.list().unwrap().0.is_empty());
         shelf.change(ID, says("the otter asks for a lantern")).unwrap();
-        let path = shelf.folder().join(ID);
+        let path = shelf.folder.path().join(ID);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&shelf.folder()), mode(&path)), (0o700, 0o600));
+        assert_eq!((mode(&shelf.folder.path()), mode(&path)), (0o700, 0o600));
         // The bytes of every writing, which a reader of the disk could find again.
         let first = fs::read(&path).unwrap();
         let mut held = File::open(&path).unwrap();
@@ -344,7 +241,7 @@ mod tests {
         held.read_to_end(&mut deleted).unwrap();
         assert_eq!(deleted, vec![0; last.len()], "what was deleted is overwritten");
         assert_eq!((again.read(ID), again.remove(ID)), (Err(Refusal::Unknown), Err(Refusal::Unknown)));
-        let left: Vec<_> = fs::read_dir(again.folder()).unwrap().collect();
+        let left: Vec<_> = fs::read_dir(again.folder.path()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
     }
 
@@ -354,7 +251,7 @@ mod tests {
         let shelf = Shelf::of(home.path());
         shelf.change(ID, says("mine")).unwrap();
         let other = ID.replace('0', "1");
-        fs::copy(shelf.folder().join(ID), shelf.folder().join(&other)).unwrap();
+        fs::copy(shelf.folder.path().join(ID), shelf.folder.path().join(&other)).unwrap();
         assert!(matches!(shelf.read(&other), Err(Refusal::Broken(_))));
         assert_eq!(shelf.list().unwrap().0.len(), 1, "one that is damaged hides no other");
         fs::remove_file(home.path().join("identity.key")).unwrap();
@@ -381,14 +278,14 @@ mod tests {
         let home = TempDir::new().unwrap();
         let shelf = Shelf::of(home.path());
         shelf.change(ID, says("the otter asks for a lantern")).unwrap();
-        let fresh = shelf.folder().join(format!("{ID}.new"));
-        fs::copy(shelf.folder().join(ID), &fresh).unwrap();
+        let fresh = shelf.folder.path().join(format!("{ID}.new"));
+        fs::copy(shelf.folder.path().join(ID), &fresh).unwrap();
         let mut held = File::open(&fresh).unwrap();
         shelf.remove(ID).unwrap();
         let mut left = Vec::new();
         held.read_to_end(&mut left).unwrap();
         assert!(!left.is_empty() && left.iter().all(|byte| *byte == 0), "its bytes are overwritten");
-        assert_eq!(fs::read_dir(shelf.folder()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(shelf.folder.path()).unwrap().count(), 0);
     }
 
     #[test]
@@ -422,7 +319,7 @@ mod tests {
         let long = says(&"x".repeat(MAX_BYTES));
         assert!(matches!(shelf.change(ID, long), Err(Refusal::Full(_))));
         assert_eq!(shelf.read(ID).unwrap().messages.len(), 1);
-        let full = shelf.folder().join(ID.replace('0', "2"));
+        let full = shelf.folder.path().join(ID.replace('0', "2"));
         File::create(full).unwrap().set_len(MOST_BYTES).unwrap();
         assert!(matches!(shelf.change(ID, says("one more")), Err(Refusal::Full(_))));
     }

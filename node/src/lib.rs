@@ -52,6 +52,7 @@ mod sealed;
 pub mod sessions;
 pub mod stage;
 pub mod state_store;
+pub mod stored_responses;
 pub mod swarm_history;
 pub mod telemetry;
 pub mod trust;

@@ -4,6 +4,8 @@
 //! salt that is drawn for every writing; the number of the line is its nonce, so a line is read at its place only. A file
 //! that is left behind, in a backup or on a disk that changed hands, tells nothing without `identity.key`.
 
+pub(crate) mod folder;
+
 use std::{io, path::Path};
 
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, aead::Aead};

@@ -1,5 +1,5 @@
-//! `POST /v1/responses`, for text and tools that the client runs. Nothing is stored: `previous_response_id` and
-//! `background` are refused, and a conversation is continued by sending its items again.
+//! `POST /v1/responses`, for text and tools that the client runs. A conversation goes on by `previous_response_id`, where the
+//! node stores responses, or by sending its items again.
 
 use std::sync::Arc;
 
@@ -24,17 +24,22 @@ use crate::{
     error::ApiError,
     fields::Fields,
     inference::{Format, GenerateRequest, Plan, Prompt, Report, Usage},
+    keys,
     left_out::LeftOut,
     names,
     sse::{self, Frame, Wire},
+    stored_responses::{StoredResponse, StoredResponses},
     tools::Offer,
     unread::{self, Route},
 };
 
 mod input;
 mod items;
+mod turns;
 
 use items::{call_id, call_item, custom_input, message_item, part, reasoning_item};
+use turns::Turn;
+pub(crate) use turns::{delete, get, input_items};
 
 struct Asked {
     request: GenerateRequest,
@@ -44,6 +49,23 @@ struct Asked {
     stream: bool,
     /// Fields of the request that the answer repeats.
     echo: Value,
+    to_store: Option<ToStore>,
+}
+
+/// What of a request is stored with its response, and who stores it.
+struct ToStore {
+    keeper: Arc<dyn StoredResponses>,
+    holder: Option<String>,
+    previous: Option<String>,
+    input: Vec<Value>,
+}
+
+impl ToStore {
+    /// Stores a whole response, and says of it whether it is.
+    async fn store(self, response: Value) -> Value {
+        let Self { keeper, holder, previous, input } = self;
+        turns::store(&keeper, StoredResponse { holder, previous, input, response }).await
+    }
 }
 
 pub(crate) async fn post(
@@ -51,7 +73,10 @@ pub(crate) async fn post(
     headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let asked = read(&app, &headers, &body)?;
+    let fields = Fields::new(&body)?;
+    unread::check(&fields, Route::Responses)?;
+    let turn = turns::read(&app, &fields).await?;
+    let asked = read(&app, &headers, &fields, turn)?;
     let seen = sse::last_event_id(&headers)?;
     if seen.is_some() && asked.request.seed.is_none() {
         return Err(ApiError::field("Last-Event-ID", "needs a `seed`"));
@@ -60,7 +85,9 @@ pub(crate) async fn post(
     if asked.stream {
         let mut headers = answer::headers(&answer.id, &answer.plan, None);
         asked.left.tell(&mut headers);
-        return Ok((headers, stream_items(answer, asked.echo, asked.kinds, seen)).into_response());
+        return Ok(
+            (headers, stream_items(answer, asked.echo, asked.kinds, asked.to_store, seen)).into_response()
+        );
     }
     let (id, created) = (answer.id.clone(), answer.created_s);
     let (plan, mut wholes) = answer.collect().await?;
@@ -69,39 +96,30 @@ pub(crate) async fn post(
     let base = Base { id: id.clone(), created, plan: plan.clone(), echo: asked.echo };
     let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
     let end = (&whole.usage, whole.reasoning_tokens, &whole.report);
-    let body = base.response(status, items, Some(end));
+    let mut body = base.response(status, items, Some(end));
+    if let Some(to_store) = asked.to_store {
+        body = to_store.store(body).await;
+    }
     let mut headers = answer::headers(&id, &plan, Some(&whole.report));
     asked.left.tell(&mut headers);
     Ok((headers, Json(body)).into_response())
 }
 
-fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
-    let fields = Fields::new(body)?;
-    unread::check(&fields, Route::Responses)?;
-    for field in ["previous_response_id", "conversation", "prompt"] {
-        if fields.any(field).is_some() {
-            return Err(
-                fields.refuse(field, "is not supported: nothing is stored here; send the items again")
-            );
-        }
-    }
-    if fields.bool("background")?.unwrap_or(false) {
-        return Err(fields.refuse("background", "is not supported: nothing is stored here"));
-    }
+fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>, turn: Turn) -> Result<Asked, ApiError> {
     let mut left = LeftOut::default();
-    let (offer, kinds) = tools::responses(&fields, &mut left)?;
+    let (offer, kinds) = tools::responses(fields, &mut left)?;
     let mut extra = serde_json::Map::new();
     let reasoning = fields.object("reasoning")?;
     if let Some(effort) = reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten() {
         extra.insert("reasoning_effort".into(), effort.into());
     }
-    let mut messages = input::read(&fields, &mut left)?;
+    let mut messages = input::read(fields, &turn.before, &mut left)?;
     let text = fields.object("text")?;
     if let Some(text) = &text {
         messages::verbosity(text, &mut messages, &mut left)?;
     }
     let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
-    let mut request = common(app, &fields, headers, "resp_", prompt)?;
+    let mut request = common(app, fields, headers, "resp_", prompt)?;
     request.max_tokens = fields.count("max_output_tokens", 1, MAX_TOKENS)?;
     let include = fields.list("include", 16)?.unwrap_or_default();
     let wants = include.iter().any(|word| word == "message.output_text.logprobs");
@@ -123,13 +141,22 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         "max_output_tokens": kept("max_output_tokens", Value::Null),
         "metadata": kept("metadata", json!({})),
         "parallel_tool_calls": kept("parallel_tool_calls", json!(true)),
+        "previous_response_id": turn.previous,
         "temperature": kept("temperature", Value::Null),
         "text": kept("text", json!({"format": {"type": "text"}})),
         "tool_choice": kept("tool_choice", json!("auto")),
         "tools": kept("tools", json!([])),
         "top_p": kept("top_p", Value::Null),
     });
-    Ok(Asked { request, offer, kinds, left, stream: fields.bool("stream")?.unwrap_or(false), echo })
+    let to_store = match app.responses.clone().filter(|_| turn.store) {
+        Some(keeper) => {
+            let (holder, previous) = (keys::holder(), turn.previous);
+            Some(ToStore { keeper, holder, previous, input: turns::input(fields)? })
+        }
+        None => None,
+    };
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    Ok(Asked { request, offer, kinds, left, stream, echo, to_store })
 }
 
 /// What every form of the response object shares.
@@ -152,7 +179,6 @@ impl Base {
             "incomplete_details": (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
             "model": self.plan.model,
             "output": output,
-            "previous_response_id": null,
             "store": false,
             "truncation": "disabled",
             "usage": null,
@@ -174,12 +200,19 @@ impl Base {
     }
 }
 
-fn stream_items(answer: Answer, echo: Value, kinds: Kinds, seen: Option<u64>) -> Response {
+fn stream_items(
+    answer: Answer,
+    echo: Value,
+    kinds: Kinds,
+    to_store: Option<ToStore>,
+    seen: Option<u64>,
+) -> Response {
     let Answer { id, created_s, plan, pieces, .. } = answer;
     let base = Base { id, created: created_s, plan, echo };
     let mut writer = Writer {
         base,
         kinds,
+        to_store,
         sequence: 0,
         tokens: 0,
         output: Vec::new(),
@@ -188,14 +221,18 @@ fn stream_items(answer: Answer, echo: Value, kinds: Kinds, seen: Option<u64>) ->
         call: None,
     };
     let first = writer.first();
-    let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
-    sse::respond(frames, Wire::Events, seen)
+    let written = stream::unfold((writer, pieces), |(mut writer, mut pieces)| async move {
+        let (_, piece) = pieces.next().await?;
+        Some((writer.write(piece).await, (writer, pieces)))
+    });
+    sse::respond(stream::iter([first]).chain(written), Wire::Events, seen)
 }
 
 /// Turns pieces into events.
 struct Writer {
     base: Base,
     kinds: Kinds,
+    to_store: Option<ToStore>,
     sequence: u64,
     tokens: u64,
     /// Finished items.
@@ -224,7 +261,7 @@ impl Writer {
         ]
     }
 
-    fn write(&mut self, piece: Piece) -> Vec<Frame> {
+    async fn write(&mut self, piece: Piece) -> Vec<Frame> {
         match piece {
             Piece::Token { text, logprobs: at, counted } => {
                 self.tokens += u64::from(counted);
@@ -296,8 +333,12 @@ impl Writer {
                 }
                 frames.extend(self.close_message(status));
                 let output = self.output.clone();
-                let response =
+                let mut response =
                     self.base.response(status, output, Some((&done.usage, reasoning_tokens, &done.report)));
+                // Before it is sent: a client may go on from it at once.
+                if let Some(to_store) = self.to_store.take() {
+                    response = to_store.store(response).await;
+                }
                 frames.push(self.frame(event, json!({"response": response})));
                 frames
             }

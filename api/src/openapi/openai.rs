@@ -90,6 +90,8 @@ fn requests() -> Vec<Named> {
     let said = object(0, &[("format", reference("Format")), ("verbosity", verbosity())]);
     let responses = [
         ("instructions", text()),
+        ("previous_response_id", text()),
+        ("store", flag()),
         ("max_output_tokens", integer(1, TOKENS)),
         ("top_logprobs", integer(0, 20)),
         ("text", said),
@@ -309,7 +311,20 @@ fn answers() -> Vec<Named> {
                 ("status", words(&["completed", "incomplete"])),
                 ("model", text()),
                 ("output", list(any_object(), 0, 1024)),
+                ("previous_response_id", or_null("string")),
+                ("store", flag()),
                 ("usage", any_object()),
+            ]),
+        ),
+        ("ResponseDeleted", whole(&[("id", text()), ("object", words(&["response"])), ("deleted", flag())])),
+        (
+            "ResponseItems",
+            whole(&[
+                ("object", words(&["list"])),
+                ("data", list(any_object(), 0, 100)),
+                ("first_id", or_null("string")),
+                ("last_id", or_null("string")),
+                ("has_more", flag()),
             ]),
         ),
         (

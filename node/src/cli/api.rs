@@ -27,6 +27,9 @@ pub struct ApiArgs {
     /// Page of another origin that may ask, with the token, such as `https://app.example` (repeatable)
     #[arg(long, value_name = "ORIGIN", value_parser = origin, conflicts_with = "no_token")]
     pub allow_origin: Vec<String>,
+    /// Keep nothing of answers on disk: a crash loses those that run, and `previous_response_id` is refused
+    #[arg(long)]
+    pub no_journal: bool,
     /// Another name for a model, for clients that ask for a fixed one, e.g. gpt-4o=minnow (repeatable)
     #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
     pub alias: Vec<Alias>,

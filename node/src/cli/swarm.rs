@@ -104,9 +104,6 @@ pub struct JoinArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub state: StateArgs,
-    /// Keep nothing of running answers on disk: a crash of this node loses them
-    #[arg(long)]
-    pub no_journal: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub agree: AgreeArgs,

@@ -6,9 +6,10 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
+use api::stored_responses::StoredResponses;
 use data_encoding::HEXLOWER;
 use p2p::Governor;
 use serde_json::json;
@@ -32,10 +33,13 @@ use crate::{
     platform::files::{self, OwnerOnly},
     private_folder,
     reports::{JoinLine, Listening},
+    stored_responses::ResponseStore,
 };
 
 /// Bytes of a token: 256 bits cannot be guessed.
 const TOKEN_BYTES: usize = 32;
+/// How often stored responses are looked through for those that are too old.
+const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 /// The shortest token a file may hold, in characters.
 const MIN_TOKEN: usize = 16;
 
@@ -120,6 +124,7 @@ struct Front {
     listener: tokio::net::TcpListener,
     config: api::Config,
     file: PathBuf,
+    responses: Arc<ResponseStore>,
 }
 
 impl Front {
@@ -130,6 +135,7 @@ impl Front {
         let listener = tokio::net::TcpListener::bind(address).await.map_err(|error| {
             Error::usage(format!("the API cannot listen on {address}: {error}; choose another address"))
         })?;
+        let responses = Arc::new(ResponseStore::of(home));
         let config = api::Config {
             token,
             hosts: args.allow_host.clone(),
@@ -138,9 +144,10 @@ impl Front {
             doors: Arc::new(ClientDoors(governor)),
             keys: Some(Arc::new(KeyRing::open(home)?)),
             conversations: Some(Arc::new(Shelf::of(home))),
+            responses: (!args.no_journal).then(|| responses.clone() as Arc<dyn StoredResponses>),
             library: Some(Arc::new(ModelShelf::of(home))),
         };
-        Ok(Self { listener, config, file })
+        Ok(Self { listener, config, file, responses })
     }
 
     async fn serve(
@@ -155,11 +162,25 @@ impl Front {
         let server = api::Server::new(inference, self.listener, self.config)?;
         tell(&server, token.as_deref(), &self.file, swarm, json)?;
         let watch = json.then(|| tokio::spawn(tell_ready(ready, if swarm { "answering" } else { "ready" })));
+        let expiring = tokio::spawn(expire(self.responses));
         server.run(stop).await;
+        expiring.abort();
         if let Some(watch) = watch {
             watch.abort();
         }
         Ok(())
+    }
+}
+
+/// Deletes stored responses that are too old, those of earlier runs among them.
+async fn expire(responses: Arc<ResponseStore>) {
+    loop {
+        let store = responses.clone();
+        let expired = tokio::task::spawn_blocking(move || store.expire(SystemTime::now())).await;
+        if let Ok(Err(error)) = expired {
+            tracing::warn!(%error, "stored responses that are too old could not be deleted");
+        }
+        tokio::time::sleep(EXPIRE_EVERY).await;
     }
 }
 

@@ -24,20 +24,22 @@ const LEFT_OUT: &[&str] = &[
     "tool_search_output",
 ];
 
-pub(super) fn read(fields: &Fields<'_>, left: &mut LeftOut) -> Result<Value, ApiError> {
+/// The messages of a request behind those of the items `before` it. Instructions are of one request: those of earlier ones are
+/// not among the items.
+pub(super) fn read(fields: &Fields<'_>, before: &[Value], left: &mut LeftOut) -> Result<Value, ApiError> {
     let mut all = Vec::new();
     if let Some(text) = fields.text("instructions")? {
         all.push(json!({"role": "system", "content": text}));
     }
     let input = required(fields, "input", fields.any("input"))?;
-    if let Value::String(text) = input {
-        all.push(json!({"role": "user", "content": text}));
-        return Ok(all.into());
-    }
     let mut thought = String::new();
-    let items = fields.list("input", messages::MAX_MESSAGES)?.unwrap_or_default();
-    for (i, item) in items.iter().enumerate() {
-        let path = format!("input[{i}]");
+    let own = match input {
+        Value::String(_) => &[],
+        _ => fields.list("input", messages::MAX_MESSAGES)?.unwrap_or_default(),
+    };
+    let earlier = before.iter().enumerate().map(|(i, item)| (format!("previous_response_id[{i}]"), item));
+    let own = own.iter().enumerate().map(|(i, item)| (format!("input[{i}]"), item));
+    for (path, item) in earlier.chain(own) {
         let fields = Fields::at(item, path.as_str())?;
         let message = match fields.text("type")?.unwrap_or("message") {
             "message" => messages::read_one(item, &path, left)?,
@@ -87,6 +89,9 @@ pub(super) fn read(fields: &Fields<'_>, left: &mut LeftOut) -> Result<Value, Api
             }
         };
         add(&mut all, message, &std::mem::take(&mut thought));
+    }
+    if let Value::String(text) = input {
+        all.push(json!({"role": "user", "content": text}));
     }
     if all.is_empty() { Err(fields.refuse("input", "must not be empty")) } else { Ok(all.into()) }
 }

@@ -173,7 +173,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         caps: caps(&args.caps),
         front: daemon::Front { about, swarm: args.reach.swarm.clone(), door: Some(door) },
         drafter,
-        keeps: !args.no_journal,
+        keeps: !args.api.http.no_journal,
         memory,
     };
     let (stop, stopped) = watch::channel(false);
