@@ -1,8 +1,17 @@
 //! The way to a first model: signed catalogs, references to other registries, files of other programs.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
-use harness::{Shoal, registry::Registry};
+use harness::{
+    Shoal,
+    node::{Node, PATIENCE},
+    registry::Registry,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -149,6 +158,39 @@ fn a_catalog_counts_once_its_author_is_trusted_and_its_names_run() {
     user.ok(["model", "catalog", "forget", &digits[..8]], "");
     let (_, gone) = user.fails(["model", "search", "story"], "");
     assert!(gone.contains("no catalog"), "{gone}");
+}
+
+#[test]
+fn a_newer_catalog_of_a_trusted_author_comes_from_a_peer() {
+    let (folder, model) = (TempDir::new().unwrap(), story());
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("story.gguf"), &model).unwrap();
+    let author = Shoal::new();
+    let sign = |name: &str, list: &Path, key: &str| {
+        let (file, key) = (at("story.gguf"), at(key));
+        let add = ["model", "catalog", "add", path(&file), "--to", path(list), "--key", path(&key)];
+        author.json([&add[..], &["--license", "MIT", "--name", name, "--json"]].concat(), "");
+    };
+    sign("story", &at("first"), "key");
+    fs::copy(at("first"), at("second")).unwrap();
+    sign("tale", &at("second"), "key");
+    sign("lie", &at("stranger"), "other");
+    // One node has the newer catalog and one of an author whom the other does not trust.
+    let (one, two) = (Shoal::new(), Shoal::new());
+    for (home, list) in [(&one, "second"), (&one, "stranger"), (&two, "first")] {
+        home.json(["model", "catalog", "trust", path(&at(list)), "--yes", "--json"], "");
+    }
+    let a = Node::start(one.home(), &["--layers", "1..7"]);
+    let b = Node::start(two.home(), &["--ask-only", "--peer", a.tcp()]);
+    b.meets(1);
+    let catalogs = || two.json(["model", "catalog", "list", "--json"], "");
+    let began = Instant::now();
+    while catalogs()[1]["sequence"] != 2 {
+        assert!(began.elapsed() < PATIENCE, "{}", catalogs());
+        thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(two.json(["model", "search", "tale", "--json"], "")[0]["name"], "tale");
+    assert_eq!(catalogs().as_array().unwrap().len(), 2, "this release's and that author's: {}", catalogs());
 }
 
 #[test]

@@ -315,6 +315,36 @@ pub fn keep(home: &Path, text: &str) -> Result<Signed> {
     Ok(signed)
 }
 
+/// The catalog of `author` that counts here, where it is newer than version `sequence`.
+pub fn newer(home: &Path, author: NodeId, sequence: u64) -> Option<String> {
+    let texts = [Some(SHIPPED.to_owned()), fs::read_to_string(file_of(home, author)).ok()];
+    let read = texts.into_iter().flatten().filter_map(|text| Some((Signed::read(&text).ok()?, text)));
+    let theirs = read.filter(|(signed, _)| signed.author == author && signed.catalog.sequence > sequence);
+    theirs.max_by_key(|(signed, _)| signed.catalog.sequence).map(|(_, text)| text)
+}
+
+/// Keeps a newer catalog of an author that is trusted already. Its signature is checked before anything of it is read.
+///
+/// # Errors
+/// [`Error::Usage`] for one of another author, for one that is not newer, and where the author is not trusted.
+pub fn renew(home: &Path, author: NodeId, text: &[u8]) -> Result<Signed> {
+    let refused = |why: &str| Error::usage(format!("this catalog does not count: {why}"));
+    let text = std::str::from_utf8(text).map_err(|_| refused("it is no text"))?;
+    let last = text.trim_end().lines().next_back().unwrap_or_default();
+    if last.split(' ').nth(1) != Some(&hex(author.as_bytes())) {
+        return Err(refused("it is of another author"));
+    }
+    let signed = Signed::read(text)?;
+    let known = known(home)?;
+    let Some(before) = known.iter().find(|known| known.author == author) else {
+        return Err(refused("its author is not trusted"));
+    };
+    if before.catalog.sequence >= signed.catalog.sequence {
+        return Err(refused("it is not newer than the one that is kept"));
+    }
+    keep(home, text)
+}
+
 /// Trusts an author no more; whether one was trusted. `author` is the beginning of its hex digits, unmistakable.
 ///
 /// # Errors
@@ -373,6 +403,29 @@ mod tests {
 
     fn catalog(sequence: u64) -> Catalog {
         Catalog { name: "ours".into(), sequence, models: vec![model("one"), model("two")] }
+    }
+
+    #[test]
+    fn only_a_newer_catalog_of_a_trusted_author_renews_one() {
+        let home = tempfile::TempDir::new().unwrap();
+        let home = home.path();
+        let (author, other) = (Identity::from_seed([1; 32]), Identity::from_seed([2; 32]));
+        let signed = |sequence, identity: &Identity| catalog(sequence).sign(identity).unwrap();
+        let renew = |text: &str| super::renew(home, author.node(), text.as_bytes());
+        let why = |text: &str| renew(text).unwrap_err().to_string();
+        assert!(why(&signed(1, &author)).contains("not trusted"));
+        keep(home, &signed(2, &author)).unwrap();
+        assert!(why(&signed(2, &author)).contains("not newer"));
+        assert!(why(&signed(3, &other)).contains("another author"));
+        assert!(why("").contains("another author"));
+        let spoilt = signed(3, &author).replacen("ours", "hers", 1);
+        assert!(why(&spoilt).contains("signature"));
+        assert_eq!(newer(home, author.node(), 2), None);
+        assert_eq!(renew(&signed(3, &author)).unwrap().catalog.sequence, 3);
+        assert_eq!(newer(home, author.node(), 2), Some(signed(3, &author)));
+        assert_eq!((newer(home, author.node(), 3), newer(home, other.node(), 0)), (None, None));
+        let shipped = shipped().unwrap();
+        assert_eq!(newer(home, shipped.author, 0).as_deref(), Some(SHIPPED));
     }
 
     #[test]

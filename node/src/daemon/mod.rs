@@ -258,6 +258,9 @@ impl Daemon {
                 self.trusting.keep_receipt(from, &receipt, |model| self.serving.models.costs(model));
                 self.node.network.answer(reply, Answer::Released);
             }
+            ControlAsk::Catalog { author, sequence } => {
+                self.announcing.catalogs.answer(author, sequence, reply);
+            }
             // These are answered by the network itself.
             ControlAsk::CatchUp { .. }
             | ControlAsk::Ping

@@ -25,6 +25,8 @@ use crate::codec::Rounding;
 pub const MAX_ASK: usize = 16 << 10;
 /// Longest answer, bytes: room for the announcements of a newcomer's first minute. A longer one is refused unread.
 pub const MAX_ANSWER: usize = 256 << 10;
+/// Longest catalog of models in an answer, bytes.
+pub const MAX_CATALOG: usize = MAX_ANSWER - 5;
 /// Announcements of one answer; who knows more sends the freshest and lets gossip bring the rest.
 pub const MAX_CAUGHT_UP: usize = 1_024;
 /// Longest explanation of a refusal, bytes; what goes beyond is cut off.
@@ -224,6 +226,13 @@ pub enum Ask {
     Probe(String),
     /// To dial this node at this one address, for a peer that was asked to have it probed. Answered as [`Ask::Probe`].
     DialBack(Contact),
+    /// For this author's catalog of models, where a newer one is here; a node of before closes the stream.
+    Catalog {
+        /// Whose.
+        author: NodeId,
+        /// The version that the asker has.
+        sequence: u64,
+    },
 }
 
 /// What a stage says of one range of layers when a session ends.
@@ -313,6 +322,9 @@ pub enum Answer {
     Pong,
     /// What was computed, by range, at most [`MAX_SETTLED`].
     Settled(Vec<Settlement>),
+    /// A signed catalog of models, at most [`MAX_CATALOG`] bytes; empty where none is newer. The reader checks the signature
+    /// before it reads anything else of it.
+    Catalog(Vec<u8>),
 }
 
 impl Contact {
@@ -430,6 +442,9 @@ impl Ask {
                 write_addresses(std::slice::from_ref(address), to.u8(7));
             }
             Self::DialBack(contact) => contact.write(to.u8(8)),
+            Self::Catalog { author, sequence } => {
+                to.u8(11).bytes(author.as_bytes()).u64(*sequence);
+            }
         }
         to.finish()
     }
@@ -460,6 +475,7 @@ impl Ask {
                 one(contact.addresses.clone())?;
                 Self::DialBack(contact)
             }
+            11 => Self::Catalog { author: NodeId::new(from.array()?), sequence: from.u64()? },
             _ => return Err(Malformed("ask: kind")),
         };
         from.finish().map(|()| ask)
@@ -507,6 +523,7 @@ impl Answer {
                 write_range(one.layers, to);
                 to.bytes(&one.commit).bytes(one.offer.as_slice());
             }),
+            Self::Catalog(text) => to.u8(6).long_count(text.len()).bytes(text),
         };
         to.finish()
     }
@@ -548,6 +565,10 @@ impl Answer {
                 let layers = read_range(from, MAX_LAYERS)?;
                 Ok(Settlement { layers, commit: from.array()?, offer: Box::new(from.array()?) })
             })?),
+            6 => {
+                let len = from.long_count(MAX_CATALOG, 1)?;
+                Self::Catalog(from.bytes(len)?.to_vec())
+            }
             _ => return Err(Malformed("answer: kind")),
         };
         from.finish().map(|()| answer)

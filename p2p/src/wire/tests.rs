@@ -253,6 +253,8 @@ fn samples() -> Vec<Sample> {
         ("ask-ping", Ask::Ping.encode(), ask),
         ("ask-probe", Ask::Probe(contact().addresses[0].clone()).encode(), ask),
         ("ask-dial-back", Ask::DialBack(one_address).encode(), ask),
+        ("ask-catalog", Ask::Catalog { author: NodeId::new([9; 32]), sequence: 7 }.encode(), ask),
+        ("answer-catalog", Answer::Catalog(b"{}".to_vec()).encode(), answer),
         ("answer-pong", Answer::Pong.encode(), answer),
         ("answer-accepted", Answer::Accepted { have: 16, sessions: 3, lanes: 4 }.encode(), answer),
         ("ask-settle", Ask::Settle { session: SessionId::numbered(5), upto: 40 }.encode(), ask),

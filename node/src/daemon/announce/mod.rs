@@ -1,9 +1,10 @@
 //! What this node tells others of itself: announcements, the line, the way in, and the models it hands out.
 //!
-//! [`Announcing`] owns when to speak and what was said (`gossip.rs`), what the line carries (`bandwidth.rs`) and what is
-//! shared (`share.rs`). What it says of layers and load it reads from [`Serving`](super::serve::Serving).
+//! [`Announcing`] owns when to speak and what was said (`gossip.rs`), what the line carries (`bandwidth.rs`), what is
+//! shared (`share.rs`) and which catalogs are handed on (`catalogs.rs`). What it says of layers and load it reads from [`Serving`](super::serve::Serving).
 
 mod bandwidth;
+mod catalogs;
 mod gossip;
 mod share;
 
@@ -20,6 +21,7 @@ use tokio::sync::watch;
 pub(super) use self::gossip::Announcer;
 use self::{
     bandwidth::{Crossed, Line},
+    catalogs::Catalogs,
     share::Uploads,
 };
 use super::setup::{Caps, Node};
@@ -41,6 +43,7 @@ pub(super) struct Announcing {
     /// What an invite from this node says about the swarm.
     invite: Invite,
     pub(super) uploads: Uploads,
+    pub(super) catalogs: Catalogs,
     /// Models whose owner shares them.
     pub(super) shared: watch::Receiver<Vec<Offer>>,
     /// Those of them that others find this node by.
@@ -51,6 +54,7 @@ impl Announcing {
     /// Nothing said yet; shares the models of the library below `home`.
     pub(super) fn new(node: Node, home: PathBuf, invite: Invite, caps: &Caps) -> Self {
         let governor = node.network.governor().clone();
+        let catalogs = Catalogs::new(home.clone(), node.network.clone());
         Self {
             node,
             gossip: Announcer::new(clock::unix_ms()),
@@ -60,6 +64,7 @@ impl Announcing {
             reachability: Reachability::Unknown,
             invite,
             uploads: Uploads::new(home.clone(), caps.upload_bytes_per_s, governor),
+            catalogs,
             shared: share::watch_list(home),
             provided: BTreeSet::new(),
         }
