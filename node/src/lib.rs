@@ -21,6 +21,7 @@ pub mod daemon;
 pub mod distill;
 mod doors;
 pub mod drafting;
+pub mod embedded;
 pub mod encode;
 pub mod error;
 pub mod events;
