@@ -14,8 +14,8 @@
 # another folder (.ci/reproducible builds it twice).
 #
 # SHOAL_LIBRARY=FILE packs that libshoal (`cargo build --release -p shoal-embed`) with its header and an example, for
-# programs in C: libshoal-VERSION-SYSTEM-MACHINE.tar.gz. Wheels for Python that lie in DIR are summed too, and what they are made
-# of is listed beside them.
+# programs in C: libshoal-VERSION-SYSTEM-MACHINE.tar.gz. SHOAL_MATURIN=PROGRAM builds the wheel for Python with that maturin. Wheels
+# that lie in DIR are summed too, and what they are made of is listed beside them.
 #
 # SHOAL_SIGN_KEY=FILE signs the archive with that secret key of minisign (`minisign -G` makes one), which adds
 # shoal-VERSION-SYSTEM-MACHINE.tar.gz.minisig: `shoal upgrade` takes nothing without it. SHOAL_RELEASE_KEY=KEY gives the
@@ -89,6 +89,9 @@ if [ -n "${SHOAL_LIBRARY:-}" ]; then
     cp "$root/node/embed/include/shoal.h" "$work/lib$name/include/"
     cp "$root/node/embed/examples/story.c" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/lib$name/"
     pack "lib$name"
+fi
+if [ -n "${SHOAL_MATURIN:-}" ]; then
+    "$SHOAL_MATURIN" build --release --locked --quiet -m "$root/node/embed/python/Cargo.toml" --out "$out"
 fi
 for wheel in "$out"/*.whl; do
     [ -f "$wheel" ] || continue
