@@ -27,9 +27,25 @@ pub struct Answer {
 ///
 /// When it does not answer, or not with JSON.
 pub fn ask(node: &Node, method: &str, path: &str, body: &Value) -> Answer {
+    let (url, token) = api(node);
+    request(url, &token, method, path, body)
+}
+
+/// The figures that a node's API tells.
+///
+/// # Panics
+///
+/// As [`ask`].
+pub fn metrics(node: &Node) -> String {
+    let (url, token) = api(node);
+    text(url, &token, "GET", "/metrics", &Value::Null).2
+}
+
+/// Where a node's API is, and its token.
+fn api(node: &Node) -> (&str, String) {
     let url = node.api["url"].as_str().expect("the node has an API");
     let file = node.api["token_file"].as_str().expect("it wants a token");
-    request(url, &fs::read_to_string(file).expect("the token can be read"), method, path, body)
+    (url, fs::read_to_string(file).expect("the token can be read"))
 }
 
 /// Asks the server that listens at `url`.
@@ -38,6 +54,17 @@ pub fn ask(node: &Node, method: &str, path: &str, body: &Value) -> Answer {
 ///
 /// As [`ask`].
 pub fn request(url: &str, token: &str, method: &str, path: &str, body: &Value) -> Answer {
+    let (status, head, body) = text(url, token, method, path, body);
+    let body = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{e} in {body:?}"));
+    Answer { status, head, body }
+}
+
+/// What the server at `url` answers: its status, its headers in lower case, its body.
+///
+/// # Panics
+///
+/// When it does not answer.
+pub fn text(url: &str, token: &str, method: &str, path: &str, body: &Value) -> (u16, String, String) {
     let host = url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(host).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a bound");
@@ -54,6 +81,5 @@ pub fn request(url: &str, token: &str, method: &str, path: &str, body: &Value) -
     stream.read_to_string(&mut answer).expect("it answers");
     let (head, body) = answer.split_once("\r\n\r\n").expect("it speaks HTTP");
     let status = head.get(9..12).and_then(|code| code.parse().ok()).expect("a status");
-    let body = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e} in {answer:?}"));
-    Answer { status, head: head.to_lowercase(), body }
+    (status, head.to_lowercase(), body.to_owned())
 }

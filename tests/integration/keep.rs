@@ -2,8 +2,6 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::TcpStream,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
     time::{Duration, Instant},
@@ -52,12 +50,7 @@ fn is_sealed(home: &Path) {
 
 /// What `/metrics` says that lies on disk, bytes.
 fn told(url: &str, token: &str) -> u64 {
-    let host = url.trim_start_matches("http://");
-    let mut stream = TcpStream::connect(host).unwrap();
-    let token = token.trim();
-    write!(stream, "GET /metrics HTTP/1.0\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let (_, _, answer) = http::text(url, token, "GET", "/metrics", &Value::Null);
     let figure = answer.lines().find_map(|line| line.strip_prefix("shoal_kv_disk_bytes "));
     figure.unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
 }

@@ -13,6 +13,7 @@ use std::{
 use harness::{
     Shoal, binary,
     collector::{Collector, Span},
+    http,
     node::{Node, PATIENCE},
 };
 use serde_json::Value;
@@ -227,6 +228,46 @@ fn doctor_writes_a_report_that_names_no_person() {
     }
     for secret in secrets {
         assert!(!text.contains(secret), "{secret} is in {text}");
+    }
+}
+
+/// The words of every query below a board's `panels`.
+fn queries(board: &Value, all: &mut Vec<String>) {
+    match board {
+        Value::Object(members) => {
+            all.extend(members.get("expr").and_then(Value::as_str).map(str::to_owned));
+            members.values().for_each(|member| queries(member, all));
+        }
+        Value::Array(items) => items.iter().for_each(|item| queries(item, all)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_board_asks_for_figures_that_a_node_tells() {
+    let home = TempDir::new().unwrap();
+    let node = Node::start(home.path(), &["--api", "127.0.0.1:0"]);
+    node.wait_for("answering");
+    let body = serde_json::json!({"prompt": "Once", "max_tokens": 4});
+    let answer = http::ask(&node, "POST", "/v1/completions", &body);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let told = http::metrics(&node);
+    let lines = told.lines().filter(|line| !line.starts_with('#'));
+    let known: BTreeSet<&str> = lines.filter_map(|line| line.split(['{', ' ']).next()).collect();
+    let board = include_str!("../../node/packaging/grafana.json");
+    let mut asked = Vec::new();
+    queries(&serde_json::from_str(board).unwrap(), &mut asked);
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names: BTreeSet<&str> = asked
+        .iter()
+        .flat_map(|query| query.split(|c| !is_word(c)))
+        .filter(|word| word.starts_with("shoal_"))
+        .collect();
+    assert!(names.len() > 8, "{names:?}");
+    let missing: Vec<_> = names.difference(&known).collect();
+    assert!(missing.is_empty(), "no node tells {missing:?}; it tells {known:?}");
+    for label in ["dialect", "status", "resource"] {
+        assert!(told.contains(&format!("{label}=\"")), "no figure has a {label}: {told}");
     }
 }
 
