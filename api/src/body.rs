@@ -52,19 +52,19 @@ const MOST_AHEAD_BYTES: usize = 64 << 10;
 const RETRY_AFTER_S: u32 = 1;
 
 /// Bytes of one body that are accounted for, until this is dropped.
-struct Held<'a> {
+pub(crate) struct Held<'a> {
     doors: &'a dyn Doors,
     passes: Vec<Pass>,
     bytes: usize,
 }
 
 impl<'a> Held<'a> {
-    fn new(doors: &'a dyn Doors) -> Self {
+    pub(crate) fn new(doors: &'a dyn Doors) -> Self {
         Self { doors, passes: Vec::new(), bytes: 0 }
     }
 
     /// Accounts for so many bytes in all; at once, or not at all.
-    fn reach(&mut self, bytes: usize) -> Result<(), ApiError> {
+    pub(crate) fn reach(&mut self, bytes: usize) -> Result<(), ApiError> {
         if bytes <= self.bytes {
             return Ok(());
         }

@@ -10,7 +10,8 @@
 //! This crate knows no file. The server is handed a [`StoredResponses`]; without one nothing is stored, and every answer says
 //! so. A response is read by who asked for it: the owner, or the holder of the same key.
 //!
-//! Bounds: [`MAX_BYTES`] of a turn, beyond which it is not stored, and [`MAX_TURNS`] of a conversation.
+//! Bounds: [`MAX_BYTES`] of a turn, beyond which it is not stored; [`MAX_TURNS`] and [`MAX_CONVERSATION_BYTES`] of a conversation that
+//! is read back, whose bytes count among those of bodies meanwhile.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,6 +20,8 @@ use serde_json::Value;
 pub const MAX_BYTES: usize = 8 << 20;
 /// Turns that a conversation is read back through.
 pub const MAX_TURNS: usize = 1_024;
+/// Bytes of a conversation that is read back, as JSON.
+pub const MAX_CONVERSATION_BYTES: usize = 16 << 20;
 /// What the name of a response begins with.
 pub(crate) const PREFIX: &str = "resp_";
 /// Hex digits behind it.

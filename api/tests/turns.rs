@@ -227,3 +227,20 @@ async fn without_a_store_nothing_is_and_it_is_said() {
     let reply = api.get("/v1/responses/resp_000000000000000000000000").await;
     assert_eq!(reply.status, 404);
 }
+
+#[tokio::test]
+async fn a_conversation_that_is_read_back_has_bounds() {
+    let (api, _) = start().await;
+    // The fake says it again.
+    let long = "x".repeat(MAX_BYTES / 2 - (64 << 10));
+    let mut last = ask(&api, json!({"input": long})).await;
+    for _ in 0..2 {
+        last = ask(&api, json!({"input": long, "previous_response_id": last["id"]})).await;
+        assert_eq!(last["store"], true);
+    }
+    let body = json!({"model": "fake-7b", "input": "x", "previous_response_id": last["id"]});
+    let reply = api.post("/v1/responses", &body).await;
+    let error = &reply.json()["error"];
+    assert_eq!((reply.status, error["param"].as_str()), (400, Some("previous_response_id")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("MiB"), "{error}");
+}

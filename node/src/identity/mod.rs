@@ -5,7 +5,7 @@
 //! |---|---|
 //! | the key, keys of private swarms, peers met, what is known of others, receipts, proofs, names of nodes, history | models and their list, caches of `--keep-state` |
 //! | agreements, the API's token and keys, authors of catalogs | settings (`config.toml`), the log of answers, locks and sockets |
-//! | conversations, interrupted answers and stored responses, where the owner says so | |
+//! | conversations and interrupted answers, where the owner says so | stored responses, which a day ends |
 //!
 //! One identity is one node: of two machines that run it at once others close the connections of one for those of the other, so that
 //! both are cut off, and signatures that contradict are the proof of a lie. On one machine the second one is refused ([`hold`]), and a folder whose identity has moved does not start
@@ -49,7 +49,7 @@ const FILES: [&str; 11] = [
 /// Folders whose files always go along.
 const FOLDERS: [&str; 2] = ["catalogs", "proofs"];
 /// Folders of what was said, which go along where the owner says so.
-const SAID: [&str; 3] = ["conversations", "journal", "responses"];
+const SAID: [&str; 2] = ["conversations", "journal"];
 
 /// Whether a path below the data folder belongs to an identity, and to what was said with it.
 fn belongs(path: &str) -> Option<bool> {

@@ -12,11 +12,14 @@ use serde_json::{Value, json};
 
 use crate::{
     App,
+    body::Held,
     error::{ApiError, Kind},
     fields::{Fields, required},
     keys, names,
     openai::messages,
-    stored_responses::{Broken, MAX_BYTES, MAX_TURNS, StoredResponse, StoredResponses, is_id},
+    stored_responses::{
+        Broken, MAX_BYTES, MAX_CONVERSATION_BYTES, MAX_TURNS, StoredResponse, StoredResponses, is_id,
+    },
 };
 
 /// Items of a page, as OpenAI's service gives them.
@@ -66,17 +69,22 @@ async fn find(
 
 /// The turn `id` and all before it, the first one first; `None` where one of them is not here.
 async fn conversation(
+    app: &App,
     keeper: &Arc<dyn StoredResponses>,
     id: &str,
 ) -> Result<Option<Vec<StoredResponse>>, ApiError> {
+    let (mut held, mut bytes) = (Held::new(&*app.doors), 0);
     let mut turns: Vec<StoredResponse> = Vec::new();
     let mut next = Some(id.to_owned());
     while let Some(id) = next {
         let Some(turn) = find(keeper, &id, keys::holder()).await? else { return Ok(None) };
-        if turns.len() >= MAX_TURNS {
-            let why = format!("is the end of more than {MAX_TURNS} turns; send the items that matter");
+        bytes += serde_json::to_string(&turn).map_or(MAX_BYTES, |text| text.len());
+        if turns.len() >= MAX_TURNS || bytes > MAX_CONVERSATION_BYTES {
+            let most = MAX_CONVERSATION_BYTES >> 20;
+            let why = format!("ends more than {MAX_TURNS} turns or {most} MiB; send the items that matter");
             return Err(ApiError::field("previous_response_id", why));
         }
+        held.reach(bytes)?;
         next = turn.previous.clone();
         turns.push(turn);
     }
@@ -112,7 +120,7 @@ pub(super) async fn read(app: &App, fields: &Fields<'_>) -> Result<Turn, ApiErro
     let Some(keeper) = &app.responses else {
         return Err(fields.refuse(PREVIOUS, "is not supported: nothing is stored here; send the items again"));
     };
-    let Some(turns) = conversation(keeper, id).await? else {
+    let Some(turns) = conversation(app, keeper, id).await? else {
         let why = "is not here, or an answer before it is not: they are kept for a day; send the items again";
         return Err(ApiError { kind: Kind::NoResponse, ..fields.refuse(PREVIOUS, why) });
     };
@@ -219,7 +227,7 @@ pub(crate) async fn input_items(
     if !(1..=MOST_OF_A_PAGE).contains(&limit) {
         return Err(outside());
     }
-    let mut turns = conversation(keeper(&app)?, &id).await?.ok_or_else(unknown)?;
+    let mut turns = conversation(&app, keeper(&app)?, &id).await?.ok_or_else(unknown)?;
     let own = turns.pop().map(|turn| turn.input).unwrap_or_default();
     let mut all = items(turns);
     all.extend(own);
