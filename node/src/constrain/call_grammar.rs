@@ -6,14 +6,16 @@
 //! | `<function=` | `f>{...}</function>`, or Qwen3-Coder's parameters where they are taught |
 //! | `<\|python_tag\|>` | an object of `name` and `parameters` |
 //! | `[TOOL_CALLS]` | a list of objects, or `f[ARGS]{...}` |
-//! | DeepSeek's and Kimi's marks of a call | the name, their mark between, arguments in JSON, their mark of the end |
-//! | `<invoke name="` | MiniMax's parameters |
+//! | DeepSeek's and Kimi's marks of a section | calls between their marks, with arguments in JSON, and the end of the section |
+//! | `<minimax:tool_call>` | calls with MiniMax's parameters, and `</minimax:tool_call>` |
 //! | a header of harmony that names a tool | the rest of the header, and arguments in JSON |
 //!
-//! A parameter between tags is text up to its closing tag where its schema lets it be a string, one of the texts that an
-//! `enum` lists, and JSON of its schema otherwise. Parameters come in the order of their schema, as in JSON.
+//! A parameter between tags is one of the values that its schema lists, text up to its closing tag where it may be a string, and
+//! JSON of its schema otherwise. Parameters come in the order of their schema, as in JSON. A tool whose parameters are not listed
+//! but referred to or composed is called in JSON, or with MiniMax's marks by any parameters.
 //!
-//! Limits: `pattern`, `format` and lengths of a string between tags are not held; in JSON they are.
+//! Limits: `pattern`, `format` and lengths of a string between tags are not held, and what may be any string may be all else; in
+//! JSON they are. A closing tag within a string of JSON ends the value for the reader.
 
 use std::fmt::Write;
 
@@ -43,9 +45,9 @@ pub(super) const MARKS: [(&str, Body); 9] = [
     ("<function=", Body::Function),
     ("<|python_tag|>", Body::Object),
     ("[TOOL_CALLS]", Body::List),
-    ("<｜tool▁call▁begin｜>", Body::DeepSeek),
-    ("<|tool_call_begin|>", Body::Kimi),
-    ("<invoke name=\"", Body::MiniMax),
+    ("<｜tool▁calls▁begin｜>", Body::DeepSeek),
+    ("<|tool_calls_section_begin|>", Body::Kimi),
+    ("<minimax:tool_call>", Body::MiniMax),
     ("<|channel|>commentary to=functions.", Body::Harmony),
     ("<|start|>assistant to=functions.", Body::Harmony),
 ];
@@ -90,11 +92,30 @@ struct Syntax {
     key: [&'static str; 2],
     /// Before and behind its value.
     value: [&'static str; 2],
+    /// Behind the last one. The reader ends a value there, too.
+    end: &'static str,
+    /// Whether a line break on each side of a value is none of it.
+    lines: bool,
 }
 
-const GLM: Syntax = Syntax { key: ["<arg_key>", "</arg_key>"], value: ["<arg_value>", "</arg_value>"] };
-const QWEN: Syntax = Syntax { key: ["<parameter=", ">"], value: ["", "</parameter>"] };
-const MINIMAX: Syntax = Syntax { key: ["<parameter name=\"", "\">"], value: ["", "</parameter>"] };
+const GLM: Syntax = Syntax {
+    key: ["<arg_key>", "</arg_key>"],
+    value: ["<arg_value>", "</arg_value>"],
+    end: "</tool_call>",
+    lines: false,
+};
+const QWEN: Syntax =
+    Syntax { key: ["<parameter=", ">"], value: ["", "</parameter>"], end: "</function>", lines: true };
+const MINIMAX: Syntax = Syntax {
+    key: ["<parameter name=\"", "\">"],
+    value: ["", "</parameter>"],
+    end: "</invoke>",
+    lines: false,
+};
+/// Parts of a schema that are looked at for the texts that it lists.
+const MAX_STEPS: usize = 256;
+/// Bytes of schemas that are repeated for parameters with references; a tool with more is called in JSON only.
+const MAX_COPIED_BYTES: usize = 64 << 10;
 
 /// A grammar in the making.
 struct Rules<'a> {
@@ -150,12 +171,14 @@ impl Rules<'_> {
             Body::Tagged => {
                 let mut forms = vec![self.any(tools, |_, tool| object(tool, "arguments"))];
                 let end = self.mark("</tool_call>");
+                let listed: Vec<CallForm> = tools.iter().filter(|tool| is_listed(tool)).cloned().collect();
                 match tags {
+                    _ if listed.is_empty() => {}
                     Tags::None => {}
-                    Tags::Glm => forms.push(self.any(tools, |rules, tool| {
+                    Tags::Glm => forms.push(self.any(&listed, |rules, tool| {
                         format!("{} SPACE {}", json!(tool.name), rules.parameters(&GLM, tool))
                     })),
-                    Tags::Qwen => forms.push(self.any(tools, |rules, tool| {
+                    Tags::Qwen => forms.push(self.any(&listed, |rules, tool| {
                         let head = json!(format!("<function={}>", tool.name));
                         format!("{head} SPACE {} \"</function>\"", rules.parameters(&QWEN, tool))
                     })),
@@ -166,7 +189,7 @@ impl Rules<'_> {
                 let calls = self.any(tools, |rules, tool| {
                     let head = json!(format!("{}>", tool.name));
                     let arguments = json_rule(&tool.parameters);
-                    if tags == Tags::Qwen {
+                    if tags == Tags::Qwen && is_listed(tool) {
                         let arguments = rules.add(&arguments);
                         format!("{head} SPACE ({arguments} SPACE | {})", rules.parameters(&QWEN, tool))
                     } else {
@@ -186,29 +209,47 @@ impl Rules<'_> {
                 format!("SPACE (\"[\" {call} (\", \" {call})* \"]\" | {named})")
             }
             Body::DeepSeek => {
-                let (separator, end) = (self.mark("<｜tool▁sep｜>"), self.mark("<｜tool▁call▁end｜>"));
+                let [begin, separator, end, last] = [
+                    "<｜tool▁call▁begin｜>",
+                    "<｜tool▁sep｜>",
+                    "<｜tool▁call▁end｜>",
+                    "<｜tool▁calls▁end｜>",
+                ]
+                .map(|mark| self.mark(mark));
                 let fenced = self.any(tools, |_, tool| {
                     format!("{} {}", json!(format!("{}\n```json\n", tool.name)), json_rule(&tool.parameters))
                 });
                 let plain = plain(self, "<｜tool▁sep｜>");
-                format!("({plain} | \"function\" {separator} {fenced} \"\\n```\") SPACE {end}")
+                let call = format!(
+                    "{begin} ({plain} | \"function\" {separator} {fenced} \"\\n```\") SPACE {end} SPACE"
+                );
+                format!("SPACE ({})+ {last}", self.add(&call))
             }
             Body::Kimi => {
-                let (separator, end) =
-                    (self.mark("<|tool_call_argument_begin|>"), self.mark("<|tool_call_end|>"));
+                let [begin, separator, end, last] = [
+                    "<|tool_call_begin|>",
+                    "<|tool_call_argument_begin|>",
+                    "<|tool_call_end|>",
+                    "<|tool_calls_section_end|>",
+                ]
+                .map(|mark| self.mark(mark));
                 let calls = self.any(tools, |_, tool| {
                     let name = json!(tool.name);
                     format!("{name} COUNT {separator} SPACE {}", json_rule(&tool.parameters))
                 });
                 self.text.push_str("COUNT: /:[0-9]{1,3}/\n");
-                format!("\"functions.\"? {calls} SPACE {end}")
+                let call = format!("{begin} SPACE \"functions.\"? {calls} SPACE {end} SPACE");
+                format!("SPACE ({})+ {last}", self.add(&call))
             }
             Body::MiniMax => {
+                let any = json!({"type": "object"});
                 let calls = self.any(tools, |rules, tool| {
-                    let head = json!(format!("{}\">", tool.name));
-                    format!("{head} SPACE {}", rules.parameters(&MINIMAX, tool))
+                    let head = json!(format!("<invoke name=\"{}\">", tool.name));
+                    let open = CallForm { name: tool.name.clone(), parameters: any.clone() };
+                    let parameters = rules.parameters(&MINIMAX, if is_listed(tool) { tool } else { &open });
+                    format!("{head} SPACE {parameters} \"</invoke>\" SPACE")
                 });
-                format!("{calls} \"</invoke>\"")
+                format!("SPACE {calls}+ {}", self.mark("</minimax:tool_call>"))
             }
             Body::Harmony => {
                 let [channel, constrain] = ["<|channel|>", "<|constrain|>"].map(|mark| self.mark(mark));
@@ -232,9 +273,9 @@ impl Rules<'_> {
             if schema["additionalProperties"] == false {
                 return "SPACE".into();
             }
-            let text = self.text_up_to(syntax.value[1]);
+            let text = self.text(syntax);
             let [before, behind] = syntax.key.map(|tag| json!(tag));
-            let value = format!("{before} /[^<>\"\\n]{{1,64}}/ {behind} {} {text} SPACE", opening(syntax));
+            let value = format!("{before} /[^<>\"\\n]{{1,64}}/ {behind} {} {text} SPACE", syntax.opening());
             return format!("({})*", self.add(&value));
         };
         let required: Vec<&str> =
@@ -242,55 +283,94 @@ impl Rules<'_> {
         let mut all = Vec::new();
         for (key, property) in properties {
             let head = json!(format!("{}{key}{}", syntax.key[0], syntax.key[1]));
-            let value = self.value(syntax.value[1], tool, key, property);
-            let rule = self.add(&format!("{head} {} {value} SPACE", opening(syntax)));
+            let value = self.value(syntax, tool, property);
+            let rule = self.add(&format!("{head} {} {value} SPACE", syntax.opening()));
             all.push(if required.contains(&key.as_str()) { rule } else { format!("{rule}?") });
         }
         all.join(" ")
     }
 
     /// A value and its closing tag.
-    fn value(&mut self, end: &str, tool: &CallForm, key: &str, schema: &Value) -> String {
-        let texts: Option<Vec<&str>> = match (&schema["enum"], schema.get("const")) {
-            (Value::Array(all), _) => all.iter().map(Value::as_str).collect(),
-            (_, Some(one)) => one.as_str().map(|one| vec![one]),
-            _ => None,
-        };
-        if let Some(texts) = texts.filter(|texts| texts.iter().all(|text| !text.contains(end))) {
+    fn value(&mut self, syntax: &Syntax, tool: &CallForm, schema: &Value) -> String {
+        let [end, cut] = [syntax.value[1], syntax.end];
+        let (mut texts, mut steps) = (Vec::new(), MAX_STEPS);
+        if finite(schema, &tool.parameters, &mut texts, &mut steps)
+            && texts.iter().all(|text| !text.contains(end) && !text.contains(cut))
+        {
             let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-            return format!("({}) \"\\n\"? {}", texts.join(" | "), json!(end));
+            let line = if syntax.lines { "\"\\n\"?" } else { "" };
+            return format!("{line} ({}) {line} {}", texts.join(" | "), json!(end));
         }
         if !api::is_written_as_json(schema, &tool.parameters) {
-            return self.text_up_to(end);
+            return self.text(syntax);
         }
-        let alone = if schema.to_string().contains("\"$ref\"") {
+        let mut alone = schema.clone();
+        if refers(schema) {
             // References are to the root of all parameters, which goes along.
             let place = "/$defs/parameters";
-            let pointer = key.replace('~', "~0").replace('/', "~1");
-            let whole = schema_refs::moved(&tool.parameters, place);
-            json!({"$ref": format!("#{place}/properties/{pointer}"), "$defs": {"parameters": whole}})
-        } else {
-            schema.clone()
-        };
-        format!("{} \"\\n\"? {}", self.add(&json_rule(&alone)), json!(end))
+            alone = schema_refs::moved(schema, place);
+            alone["$defs"] = json!({"parameters": schema_refs::moved(&tool.parameters, place)});
+        }
+        // White space around JSON is none of the value.
+        format!("\"\\n\"? {} \"\\n\"? {}", self.add(&json_rule(&alone)), json!(end))
     }
 
-    /// Any text that does not have `end`, and `end`.
-    fn text_up_to(&mut self, end: &str) -> String {
-        let name = format!("text_{}", self.count);
+    /// Any text that has neither the tag that ends a value nor the one that ends a call, and the former.
+    fn text(&mut self, syntax: &Syntax) -> String {
+        let (text, any) = (format!("text_{}", self.count), format!("TEXT_{}", self.count));
         self.count += 1;
-        let _ = writeln!(self.text, "{name}[suffix={}]: /(?s:.*)/", json!(end));
-        name
+        let cut = syntax.end.replace('/', "\\/");
+        let _ = writeln!(self.text, "{any}: /(?s:.*)/ & ~/(?s:.*){cut}(?s:.*)/");
+        let _ = writeln!(self.text, "{text}[suffix={}]: {any}", json!(syntax.value[1]));
+        text
     }
 }
 
-/// What stands between the name of a parameter and its value.
-fn opening(syntax: &Syntax) -> String {
-    if syntax.value[0].is_empty() {
-        "\"\\n\"?".into()
-    } else {
-        format!("\"\\n\"? {}", json!(syntax.value[0]))
+impl Syntax {
+    /// What stands between the name of a parameter and its value.
+    fn opening(&self) -> String {
+        if self.value[0].is_empty() { String::new() } else { format!("\"\\n\"? {}", json!(self.value[0])) }
     }
+}
+
+/// Whether the parameters of a tool can be written one by one: they are listed, or may be any.
+fn is_listed(tool: &CallForm) -> bool {
+    let schema = &tool.parameters;
+    let composed = ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| !schema[*key].is_null());
+    let properties = || schema["properties"].as_object().into_iter().flatten();
+    // Each of these takes the whole along.
+    let copied = properties().filter(|(_, property)| refers(property)).count();
+    !composed && (copied < 2 || copied * schema.to_string().len() <= MAX_COPIED_BYTES)
+}
+
+fn refers(schema: &Value) -> bool {
+    schema.to_string().contains("\"$ref\"")
+}
+
+/// Adds the texts of the values that `schema`, a part of `root`, lets through: strings as they are, others in JSON; whether they
+/// are all.
+fn finite(schema: &Value, root: &Value, texts: &mut Vec<String>, steps: &mut usize) -> bool {
+    let Some(rest) = steps.checked_sub(1) else { return false };
+    *steps = rest;
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if let Some(value) = schema.get("const") {
+        texts.push(text(value));
+        return true;
+    }
+    if let Some(Value::Array(values)) = schema.get("enum") {
+        texts.extend(values.iter().map(text));
+        return true;
+    }
+    if schema["type"] == "null" {
+        texts.push("null".into());
+        return true;
+    }
+    if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
+        let target = target.strip_prefix('#').and_then(|path| root.pointer(path));
+        return target.is_some_and(|target| finite(target, root, texts, steps));
+    }
+    let union = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(*key).and_then(Value::as_array));
+    union.is_some_and(|choices| choices.iter().all(|choice| finite(choice, root, texts, steps)))
 }
 
 fn json_rule(schema: &Value) -> String {

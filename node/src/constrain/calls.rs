@@ -237,9 +237,12 @@ mod tests {
              {\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}] ",
             "[TOOL_CALLS]weather[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]weather[ARGS]{\"city\": \"Paris\"}",
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Rome\"}\n```\
-             <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Rome\"}<｜tool▁call▁end｜>",
-            "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Rome\"}<|tool_call_end|>",
+             <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Rome\"}<｜tool▁call▁end｜>\
+             <｜tool▁calls▁end｜>",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
+             {\"city\": \"Rome\"}<|tool_call_end|><|tool_call_begin|>weather:1<|tool_call_argument_begin|>\
+             {\"city\": \"Paris\"}<|tool_call_end|><|tool_calls_section_end|>",
+            "one writes <invoke name=\"x\"> or <|tool_call_begin|>, ",
             "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Rome\"}<|call|>",
             "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"city\": \"Rome\"}",
         ] {
@@ -315,6 +318,30 @@ mod tests {
     }
 
     #[test]
+    fn values_that_are_listed_anywhere_are_held_and_end_where_they_are_read() {
+        let color = json!({"$ref": "#/$defs/Color"});
+        let parameters = json!({"type": "object", "additionalProperties": false, "required": ["a", "b"],
+            "properties": {"a": color, "b": {"anyOf": [color, {"type": "null"}]}, "c/d": {"type": "array", "items": color}},
+            "$defs": {"Color": {"enum": ["red", "blue"], "type": "string"}}});
+        let paint = || vec![tool("paint", parameters.clone())];
+        let (a, b) = ("<parameter=a>\nred\n</parameter>", "<parameter=b>null</parameter>");
+        let c = "<parameter=c/d>[\"blue\", \"red\"]</parameter>";
+        let whole = format!("<function=paint>{a}\n{b}\n{c}\n</function>");
+        assert!(follow(&whole, Tags::Qwen, paint()).is_ok_and(|next| next.len() >= 256), "{whole}");
+        assert_eq!(follow("<function=paint><parameter=a>green", Tags::Qwen, paint()), Err(29));
+        let minimax = "<minimax:tool_call>\n<invoke name=\"paint\">\n<parameter name=\"a\">";
+        assert_eq!(follow(&format!("{minimax}\n"), Tags::None, paint()), Err(minimax.len()));
+        let words =
+            || vec![tool("say", json!({"type": "object", "properties": {"text": {"type": "string"}}}))];
+        let said = "<function=say><parameter=text>no </function";
+        assert_eq!(follow(&format!("{said}>"), Tags::Qwen, words()), Err(said.len()));
+        // What is not listed is called in JSON.
+        let composed = || vec![tool("any", json!({"anyOf": [{"type": "object"}]}))];
+        assert_eq!(follow("<function=any><", Tags::Qwen, composed()), Err(14));
+        assert!(follow("<function=any>{}</function>", Tags::Qwen, composed()).is_ok());
+    }
+
+    #[test]
     fn a_tool_without_a_list_takes_parameters_of_any_name() {
         let any = || vec![tool("any", json!({"type": "object"}))];
         let text = "<function=any><parameter=a>1</parameter>\n<parameter=b c>x</parameter></function>";
@@ -326,30 +353,37 @@ mod tests {
     #[test]
     fn marks_that_are_control_tokens_are_followed_by_control_tokens() {
         let mut tokens: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
-        let marks = ["</s>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"];
+        let marks = [
+            "</s>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ];
         tokens.extend(marks.map(str::to_owned));
-        let kinds: Vec<i32> = (0..260).map(|id| if id >= 256 { 3 } else { 6 }).collect();
+        let kinds: Vec<i32> = (0..262).map(|id| if id >= 256 { 3 } else { 6 }).collect();
         let mut writer = shard::gguf::Writer::new();
         writer.add_str("tokenizer.ggml.model", "llama").add_strs("tokenizer.ggml.tokens", &tokens);
-        writer.add_f32s("tokenizer.ggml.scores", &[0.0; 260]).add_i32s("tokenizer.ggml.token_type", &kinds);
+        writer.add_f32s("tokenizer.ggml.scores", &[0.0; 262]).add_i32s("tokenizer.ggml.token_type", &kinds);
         writer.add_u32("tokenizer.ggml.eos_token_id", 256);
         let file = writer.start(Vec::new()).unwrap().finish().unwrap();
         let gguf = shard::gguf::Gguf::from_bytes(file).unwrap();
         let tokenizer = Tokenizer::from_gguf(gguf.metadata()).unwrap();
-        let constraints = Constraints::new(&tokenizer, 260, Tags::None).unwrap();
+        let constraints = Constraints::new(&tokenizer, 262, Tags::None).unwrap();
         let mut constraint = constraints.constraint(&Format::Calls(tools())).unwrap().unwrap();
         let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
         let call = [
-            &[257][..],
+            &[257, 259][..],
             &bytes("functions.weather:0"),
-            &[258],
+            &[260],
             &bytes("{\"city\": \"Rome\"}"),
-            &[259],
+            &[261, 258],
             &bytes(" and"),
         ]
         .concat();
         for (at, id) in call.iter().enumerate() {
-            let mut logits = vec![0.0; 260];
+            let mut logits = vec![0.0; 262];
             constraint.mask(&tokenizer, &mut logits).unwrap();
             assert_ne!(logits[*id as usize], IMPOSSIBLE, "token {id} at {at}");
             constraint.accept(&tokenizer, *id).unwrap();
@@ -366,7 +400,7 @@ mod tests {
             ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}} done", 62),
             ("<function=rain", 10),
             ("[TOOL_CALLS]rain", 12),
-            ("<|tool_call_begin|>functions.rain", 29),
+            ("<|tool_calls_section_begin|><|tool_call_begin|>functions.rain", 57),
             ("<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"town", 73),
         ] {
             assert_eq!(follow(text, Tags::None, tools()), Err(at), "{text}");
