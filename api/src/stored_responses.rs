@@ -52,17 +52,17 @@ pub trait StoredResponses: std::fmt::Debug + Send + Sync + 'static {
     /// When it cannot be written.
     fn store(&self, id: &str, stored: &StoredResponse) -> Result<bool, Broken>;
 
-    /// One, which from now on is kept as long as a new one.
+    /// One that `holder` asked for, which from now on is kept as long as a new one.
     ///
     /// # Errors
     /// When it cannot be read.
-    fn read(&self, id: &str) -> Result<Option<StoredResponse>, Broken>;
+    fn read(&self, holder: Option<&str>, id: &str) -> Result<Option<StoredResponse>, Broken>;
 
-    /// Deletes one, its bytes on the disk included; whether there was one.
+    /// Deletes one that `holder` asked for, its bytes on the disk included; whether there was one.
     ///
     /// # Errors
     /// When it cannot be deleted.
-    fn remove(&self, id: &str) -> Result<bool, Broken>;
+    fn remove(&self, holder: Option<&str>, id: &str) -> Result<bool, Broken>;
 }
 
 /// Whether this is a response's name.

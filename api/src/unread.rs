@@ -26,7 +26,8 @@ pub(crate) enum Route {
     OllamaOptions,
 }
 
-const STORED: &str = "is not supported: nothing is stored here; send the whole conversation";
+const STORED: &str =
+    "is not supported: send the whole conversation, or go on with `previous_response_id` of /v1/responses";
 const GUIDED: &str =
     "is not read here: use `response_format`, which takes a JSON schema, a grammar or a regex";
 const TEXT_ONLY: &str = "is not supported: the models here read and write text";

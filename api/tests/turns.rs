@@ -36,11 +36,11 @@ impl StoredResponses for Memory {
         Ok(true)
     }
 
-    fn read(&self, id: &str) -> Result<Option<StoredResponse>, Broken> {
+    fn read(&self, _: Option<&str>, id: &str) -> Result<Option<StoredResponse>, Broken> {
         Ok(self.turns.lock().unwrap().get(id).cloned())
     }
 
-    fn remove(&self, id: &str) -> Result<bool, Broken> {
+    fn remove(&self, _: Option<&str>, id: &str) -> Result<bool, Broken> {
         Ok(self.turns.lock().unwrap().remove(id).is_some())
     }
 }

@@ -137,9 +137,13 @@ impl SealedFolder {
 
     /// Deletes a file; whether there was one. The caller holds the lock.
     pub(crate) fn remove(&self, name: &str) -> Result<bool> {
-        if !scrub(&self.path().join(name))? {
-            return Ok(false);
+        // Its name goes first: a reader finds the file or none, and never one that is erased.
+        let gone = self.path().join(format!("{name}.new"));
+        match fs::rename(self.path().join(name), &gone) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            renamed => renamed?,
         }
+        scrub(&gone)?;
         p2p::blob::sparse::sync_folder(&self.path())?;
         Ok(true)
     }

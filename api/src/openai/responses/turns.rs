@@ -22,6 +22,7 @@ use crate::{
     },
 };
 
+const PREVIOUS: &str = "previous_response_id";
 /// Items of a page, as OpenAI's service gives them.
 const PAGE: usize = 20;
 const MOST_OF_A_PAGE: usize = 100;
@@ -62,8 +63,8 @@ async fn find(
     if !is_id(id) {
         return Ok(None);
     }
-    let name = id.to_owned();
-    let found = ask(keeper, move |keeper| keeper.read(&name)).await?;
+    let (name, asks) = (id.to_owned(), holder.clone());
+    let found = ask(keeper, move |keeper| keeper.read(asks.as_deref(), &name)).await?;
     Ok(found.filter(|stored| stored.holder == holder))
 }
 
@@ -78,11 +79,13 @@ async fn conversation(
     let mut next = Some(id.to_owned());
     while let Some(id) = next {
         let Some(turn) = find(keeper, &id, keys::holder()).await? else { return Ok(None) };
-        bytes += serde_json::to_string(&turn).map_or(MAX_BYTES, |text| text.len());
+        bytes += bytes_of(&turn);
         if turns.len() >= MAX_TURNS || bytes > MAX_CONVERSATION_BYTES {
             let most = MAX_CONVERSATION_BYTES >> 20;
-            let why = format!("ends more than {MAX_TURNS} turns or {most} MiB; send the items that matter");
-            return Err(ApiError::field("previous_response_id", why));
+            let why = format!(
+                "the conversation has more than {MAX_TURNS} turns or {most} MiB; send the items that matter"
+            );
+            return Err(ApiError { param: Some(PREVIOUS.into()), ..ApiError::new(Kind::Invalid, why) });
         }
         held.reach(bytes)?;
         next = turn.previous.clone();
@@ -90,6 +93,12 @@ async fn conversation(
     }
     turns.reverse();
     Ok(Some(turns))
+}
+
+/// Bytes of a turn's items as JSON.
+fn bytes_of(turn: &StoredResponse) -> usize {
+    let all = turn.input.iter().chain(turn.response["output"].as_array().into_iter().flatten());
+    all.map(|item| item.to_string().len()).sum()
 }
 
 /// The items of turns, those of their answers among them.
@@ -104,7 +113,6 @@ fn items(turns: Vec<StoredResponse>) -> Vec<Value> {
 
 /// What `previous_response_id` and `store` ask for.
 pub(super) async fn read(app: &App, fields: &Fields<'_>) -> Result<Turn, ApiError> {
-    const PREVIOUS: &str = "previous_response_id";
     for field in ["conversation", "prompt"] {
         if fields.any(field).is_some() {
             let why = "is not supported: go on with `previous_response_id`, or send the items again";
@@ -202,7 +210,8 @@ pub(crate) async fn delete(
     let keeper = keeper(&app)?;
     find(keeper, &id, keys::holder()).await?.ok_or_else(unknown)?;
     let name = id.clone();
-    ask(keeper, move |keeper| keeper.remove(&name)).await?;
+    let holder = keys::holder();
+    ask(keeper, move |keeper| keeper.remove(holder.as_deref(), &name)).await?;
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
 }
 
