@@ -180,8 +180,9 @@ fn a_newer_catalog_of_a_trusted_author_comes_from_a_peer() {
     for (home, list) in [(&one, "second"), (&one, "stranger"), (&two, "first")] {
         home.json(["model", "catalog", "trust", path(&at(list)), "--yes", "--json"], "");
     }
-    let a = Node::start(one.home(), &["--layers", "1..7"]);
-    let b = Node::start(two.home(), &["--ask-only", "--peer", a.tcp()]);
+    let a = Node::start(one.home(), &["--layers", "1..7", "--private"]);
+    let code = a.ask(&["invite"])["code"].as_str().unwrap().to_owned();
+    let b = Node::start(two.home(), &[&code, "--ask-only"]);
     b.meets(1);
     let catalogs = || two.json(["model", "catalog", "list", "--json"], "");
     let began = Instant::now();

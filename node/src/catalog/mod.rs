@@ -310,8 +310,7 @@ pub fn keep(home: &Path, text: &str) -> Result<Signed> {
         }
         _ => {}
     }
-    fs::create_dir_all(folder(home)).map_err(|error| shard::Error::io(folder(home), error))?;
-    p2p::blob::sparse::replace(&file_of(home, signed.author), &[text.as_bytes()])?;
+    write(home, &signed, text)?;
     Ok(signed)
 }
 
@@ -342,7 +341,13 @@ pub fn renew(home: &Path, author: NodeId, text: &[u8]) -> Result<Signed> {
     if before.catalog.sequence >= signed.catalog.sequence {
         return Err(refused("it is not newer than the one that is kept"));
     }
-    keep(home, text)
+    write(home, &signed, text)?;
+    Ok(signed)
+}
+
+fn write(home: &Path, signed: &Signed, text: &str) -> Result<()> {
+    fs::create_dir_all(folder(home)).map_err(|error| shard::Error::io(folder(home), error))?;
+    Ok(p2p::blob::sparse::replace(&file_of(home, signed.author), &[text.as_bytes()])?)
 }
 
 /// Trusts an author no more; whether one was trusted. `author` is the beginning of its hex digits, unmistakable.

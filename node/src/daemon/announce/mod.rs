@@ -54,7 +54,7 @@ impl Announcing {
     /// Nothing said yet; shares the models of the library below `home`.
     pub(super) fn new(node: Node, home: PathBuf, invite: Invite, caps: &Caps) -> Self {
         let governor = node.network.governor().clone();
-        let catalogs = Catalogs::new(home.clone(), node.network.clone());
+        let catalogs = Catalogs::new(home.clone(), node.network.clone(), invite.psk.is_some());
         Self {
             node,
             gossip: Announcer::new(clock::unix_ms()),
