@@ -29,22 +29,29 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 binary=${2:-}
 features=${SHOAL_FEATURES-otlp}
-if [ -z "$binary" ]; then
-    # A packaged program computes on GPUs; one that a newcomer builds compiles a minute sooner without.
-    features=${SHOAL_FEATURES-otlp,gpu}
-    # Flags in this form are parted by a character that no path has, so spaces in folders do no harm.
-    home=${CARGO_HOME:-$HOME/.cargo}
-    target=${CARGO_TARGET_DIR:-$root/target}
+home=${CARGO_HOME:-$HOME/.cargo}
+target=${CARGO_TARGET_DIR:-$root/target}
+# build COMMAND...: with flags that map every path of this machine. Cargo takes flags for compilers from one place only: those of
+# settings for a target do not count then.
+build() {
+    case $home$root$target in
+    *' '*) fail "a path with a space cannot be kept out of the program: build in another folder" ;;
+    esac
     part=$(printf '\037')
-    flags=${CARGO_ENCODED_RUSTFLAGS:-$(printf '%s' "${RUSTFLAGS:-}" | tr ' ' '\037')}
+    flags=${CARGO_ENCODED_RUSTFLAGS:-$(printf '%s' "${RUSTFLAGS:-}" | tr -s ' ' '\037')}
+    plain=
     # The last one that fits counts: the target folder may lie within the sources.
     for map in "$home=cargo" "$root=shoal" "$target=target"; do
         flags=${flags:+$flags$part}--remap-path-prefix$part$map
-        plain="${plain:-} -ffile-prefix-map=$map"
+        plain="$plain -ffile-prefix-map=$map"
     done
-    (cd "$root" && CARGO_ENCODED_RUSTFLAGS=$flags CFLAGS="${CFLAGS:-}$plain" CXXFLAGS="${CXXFLAGS:-}$plain" \
-        SHOAL_PORTABLE=1 cargo build --release --locked --package shoal-node --features "$features")
-    binary=${CARGO_TARGET_DIR:-$root/target}/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/shoal
+    (cd "$root" && env CARGO_ENCODED_RUSTFLAGS="$flags" CFLAGS="${CFLAGS:-}$plain" CXXFLAGS="${CXXFLAGS:-}$plain" SHOAL_PORTABLE=1 "$@")
+}
+if [ -z "$binary" ]; then
+    # A packaged program computes on GPUs; one that a newcomer builds compiles a minute sooner without.
+    features=${SHOAL_FEATURES-otlp,gpu}
+    build cargo build --release --locked --package shoal-node --features "$features"
+    binary=$target/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/shoal
 fi
 [ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp,gpu"
 
@@ -53,13 +60,14 @@ name=shoal-$version-$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/$name/completions" "$out"
+out=$(cd "$out" && pwd)
 cp "$binary" "$work/$name/shoal"
 "$binary" man "$work/$name/man" >/dev/null
 "$binary" completions bash >"$work/$name/completions/shoal"
 "$binary" completions zsh >"$work/$name/completions/_shoal"
 "$binary" completions fish >"$work/$name/completions/shoal.fish"
 # What the Debian package takes: see [package.metadata.deb] in node/Cargo.toml.
-parts=${CARGO_TARGET_DIR:-$root/target}/release/packaging
+parts=$target/release/packaging
 rm -rf "$parts"
 mkdir -p "$parts"
 cp -R "$work/$name/man" "$work/$name/completions" "$parts/"
@@ -91,7 +99,7 @@ if [ -n "${SHOAL_LIBRARY:-}" ]; then
     pack "lib$name"
 fi
 if [ -n "${SHOAL_MATURIN:-}" ]; then
-    "$SHOAL_MATURIN" build --release --locked --quiet -m "$root/node/embed/python/Cargo.toml" --out "$out"
+    build "$SHOAL_MATURIN" build --release --locked --quiet -m "$root/node/embed/python/Cargo.toml" --out "$out"
 fi
 for wheel in "$out"/*.whl; do
     [ -f "$wheel" ] || continue
