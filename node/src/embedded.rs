@@ -15,7 +15,8 @@
 //!
 //! The command line is the interface: what `shoal join` takes goes here too, and nothing but errors is printed. A node computes
 //! in processes of its own, which are this program started again with the word `worker`: `main` begins with that. The data folder
-//! is the program's: a user's own node, if one runs, is another.
+//! is the program's: a user's own node, if one runs, is another. Ctrl-C ends the first node of a process, unless the program has a
+//! handler of its own.
 
 use std::{
     ffi::OsString,
@@ -66,6 +67,9 @@ impl EmbeddedNode {
     /// # Errors
     /// Those of `shoal join`.
     pub fn join(home: &Path, more: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self> {
+        if control::is_running(home) {
+            return Err(Error::usage(format!("a node runs in {} already", home.display())));
+        }
         let mut words =
             ["shoal", "--config", "none", "join", "--quiet", "--home"].map(OsString::from).to_vec();
         words.push(home.into());

@@ -17,7 +17,7 @@
 //! dialer for itself, from which a random 32-byte key cannot be guessed. A passphrase must be stretched first.
 //!
 //! Costs one round trip per connection. Limits: a member can always let an outsider in by giving the key away; who was
-//! told the key cannot be untold, a swarm that wants to exclude a member needs a new key.
+//! told the key cannot be untold. A swarm that wants to exclude a member lists the others (`members.rs`).
 
 use std::future::poll_fn;
 use std::io;

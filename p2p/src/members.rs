@@ -4,12 +4,12 @@
 //! now: a node that is not on it is turned away as soon as it has proved its name, whoever dialed, and before any protocol
 //! runs. Relays carry circuits of members only, since both ends are connected to them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use scheduler::NodeId;
 
-/// Nodes that were turned away and are remembered, so that each is told of once.
+/// Nodes that were turned away and are told of, each once, until the list changes: names cost nothing.
 const MAX_REMEMBERED: usize = 64;
 
 /// A list that may change while the network runs. Clones share it.
@@ -22,7 +22,7 @@ struct State {
     listed: Option<BTreeSet<NodeId>>,
     /// How often the list changed.
     version: u64,
-    turned_away: VecDeque<NodeId>,
+    turned_away: BTreeSet<NodeId>,
 }
 
 impl Members {
@@ -53,14 +53,7 @@ impl Members {
     /// A node that is not listed wanted in; whether that is news.
     pub(crate) fn turn_away(&self, node: NodeId) -> bool {
         let mut state = self.state();
-        let news = !state.turned_away.contains(&node);
-        if news {
-            state.turned_away.push_back(node);
-            if state.turned_away.len() > MAX_REMEMBERED {
-                state.turned_away.pop_front();
-            }
-        }
-        news
+        state.turned_away.len() < MAX_REMEMBERED && state.turned_away.insert(node)
     }
 }
 
@@ -79,6 +72,7 @@ mod tests {
         for n in 0..=MAX_REMEMBERED as u8 {
             members.turn_away(NodeId::new([n; 32]));
         }
-        assert!(members.state().turned_away.len() <= MAX_REMEMBERED);
+        assert_eq!(members.state().turned_away.len(), MAX_REMEMBERED);
+        assert!(!members.turn_away(NodeId::new([99; 32])));
     }
 }

@@ -178,12 +178,16 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     };
     let (stop, stopped) = watch::channel(false);
     let on_interrupt = stop.clone();
-    ctrlc::set_handler(move || {
+    let handled = ctrlc::set_handler(move || {
         if on_interrupt.send_replace(true) {
             std::process::exit(130);
         }
-    })
-    .map_err(|e| Error::Io(io::Error::other(e)))?;
+    });
+    match handled {
+        // Inside a program that has one, or had a node before.
+        Err(ctrlc::Error::MultipleHandlers) if args.talk.quiet => {}
+        handled => handled.map_err(|e| Error::Io(io::Error::other(e)))?,
+    }
     if args.talk.until_stdin_closes {
         thread::spawn(move || {
             let _ = io::stdin().read_to_end(&mut Vec::new());
