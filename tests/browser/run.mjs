@@ -318,11 +318,11 @@ check('the swarm is drawn, and a failover as it happens', async () => {
   fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
   await page.click('#to-swarm');
   await until(page, () => document.querySelectorAll('#chart .stage').length === 4);
-  assert.equal(await page.locator('#chart .label').count(), 8);
+  await until(page, () => document.querySelectorAll('#chart .label').length === 8);
+  await until(page, () => document.querySelectorAll('#nodes tr').length === 8);
   assert.equal(await page.locator('#chart .shadow').count(), 1);
   assert.match(await page.innerText('#chart-title'), /answering through 2 peers/);
   assert.match(await page.textContent('#chart .lap-text'), /one lap/);
-  assert.equal(await page.locator('#nodes tr').count(), 8);
   const { failover, after } = failedOver(stream.id);
   fake.tell(failover);
   fake.tell({ type: 'node_gone', node: failover.lost, why: 'silent' });
