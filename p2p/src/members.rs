@@ -1,7 +1,7 @@
 //! Which nodes may be connected at all, where an operator lists them.
 //!
 //! A private swarm's key says who was invited once; a key that was told cannot be untold. A list says who belongs to the swarm
-//! now: a node that is not on it is turned away as soon as it has proved its name, whoever dialed, and before any protocol
+//! now: a node that is not on it is turned away as soon as it has proved its name, dialed or dialing, and before any protocol
 //! runs. Relays carry circuits of members only, since both ends are connected to them.
 
 use std::collections::BTreeSet;
