@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, MAX_SETTLED, Refusal};
+use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_CATALOG, MAX_SAID, MAX_SETTLED, Refusal};
 use p2p::wire::delegate::{Event, Kind, Prefix, Request};
 use p2p::wire::experts::{self, MAX_VALUES, Offer, Work};
 use p2p::wire::pages::{Head, MAX_PACKED, MAX_STATE, Permit, PieceHead, STEP_LEN, read_steps, write_steps};
@@ -32,6 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
                     assert!(held.iter().all(|range| range.end() <= MAX_LAYERS));
                 }
                 Answer::Settled(bill) => assert!(bill.len() <= MAX_SETTLED),
+                Answer::Catalog(text) => assert!(text.len() <= MAX_CATALOG),
                 Answer::Released | Answer::Pong | Answer::Announcements(_) => {}
             }
         }
