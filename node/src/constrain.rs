@@ -14,7 +14,8 @@
 //! Limits: white space in JSON is fixed (`", "` and `": "`) unless the schema says otherwise with `x-guidance`: small models
 //! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
 
-pub mod bounds;
+pub mod bare;
+mod bounds;
 mod call_grammar;
 mod calls;
 mod spelling;

@@ -29,11 +29,16 @@ use tokio::sync::mpsc;
 
 use crate::{
     Result,
-    catalog::{self, fit::Machine},
+    catalog::{
+        self,
+        fit::{Machine, Peer},
+    },
     confine::child::lock,
     content,
+    control::{self, Question},
     library::{self, DEFAULT_MODEL, Entry},
     platform,
+    reports::View,
 };
 
 /// Lines of a pull on their way to the page.
@@ -57,15 +62,23 @@ fn broken(error: &crate::Error) -> Failure {
     Failure::Internal { why: "the list of models cannot be read; `shoal model list` says why".into() }
 }
 
+/// The peers of the node that runs with the data folder `home`, none where none runs; not within a runtime.
+pub fn peers(home: &Path) -> Vec<Peer> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let view =
+        runtime.ok().and_then(|runtime| runtime.block_on(control::one::<View>(home, &Question::View)).ok());
+    view.map(|view| view.peers).unwrap_or_default()
+}
+
 impl ModelShelf {
     /// The models below `home`.
     pub fn of(home: &Path) -> Self {
         Self { home: home.to_owned(), machine: OnceLock::new(), pulling: Arc::default() }
     }
 
-    fn fit(&self, bytes: u64) -> String {
+    fn fit(&self, bytes: u64, peers: &[Peer]) -> String {
         let machine = self.machine.get_or_init(|| Machine::measure().ok());
-        machine.map_or_else(String::new, |machine| machine.fit(bytes).to_string())
+        machine.map_or_else(String::new, |machine| machine.fit(bytes, peers).to_string())
     }
 
     fn entries(&self) -> Result<Vec<Entry>> {
@@ -97,14 +110,14 @@ fn complaint(text: &str) -> String {
 
 impl Library for ModelShelf {
     fn here(&self) -> std::result::Result<Vec<LibraryModel>, Failure> {
-        let (_, embedded) = library::embedded();
+        let ((_, embedded), peers) = (library::embedded(), peers(&self.home));
         let row = |name: &str, bytes: u64, here_bytes: u64, removable: bool| LibraryModel {
             name: name.to_owned(),
             title: String::new(),
             bytes,
             here_bytes,
             license: String::new(),
-            fit: self.fit(bytes),
+            fit: self.fit(bytes, &peers),
             removable,
         };
         let entries = self.entries().map_err(|error| broken(&error))?;
@@ -116,6 +129,7 @@ impl Library for ModelShelf {
         let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         let known = catalog::known(&self.home).map_err(|error| broken(&error))?;
         let entries = self.entries().map_err(|error| broken(&error))?;
+        let peers = peers(&self.home);
         let found = catalog::search(&known, &words).into_iter().map(|model| {
             let entry = entries.iter().find(|entry| entry.id == model.id);
             LibraryModel {
@@ -124,7 +138,7 @@ impl Library for ModelShelf {
                 bytes: model.bytes,
                 here_bytes: entry.map_or(0, |entry| self.here_bytes(entry)),
                 license: model.license.clone(),
-                fit: self.fit(model.bytes),
+                fit: self.fit(model.bytes, &peers),
                 removable: entry.is_some(),
             }
         });

@@ -12,6 +12,8 @@ use scheduler::governor::{Measure, UNLIMITED, Usage};
 use serde::{Deserialize, Serialize};
 pub use status::*;
 
+use crate::catalog::fit::Peer;
+
 /// The answer to `View`: what the API and its page show of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct View {
@@ -37,6 +39,9 @@ pub struct View {
     /// What others may hold of this node, and do.
     #[serde(default)]
     pub limits: Vec<LimitReport>,
+    /// Peers that compute, as far as what they announce tells what they would make of another model.
+    #[serde(default)]
+    pub peers: Vec<Peer>,
 }
 
 /// A limit on what other nodes or clients of this machine may hold or spend of this one, and what they do.

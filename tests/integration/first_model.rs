@@ -190,6 +190,11 @@ fn a_newer_catalog_of_a_trusted_author_comes_from_a_peer() {
         assert!(began.elapsed() < PATIENCE, "{}", catalogs());
         thread::sleep(Duration::from_millis(200));
     }
+    // The peer computes six layers of a model: by that it is told what it makes of others.
+    let peers = node::model_shelf::peers(two.home());
+    let whole = model.len() as u64;
+    assert!(matches!(&peers[..], [one] if (whole / 2..whole).contains(&one.room_bytes)), "{peers:?}");
+    assert!(peers[0].read_bytes_per_s > 0.0 && peers[0].rtt_ms < 1_000.0, "{peers:?}");
     assert_eq!(two.json(["model", "search", "tale", "--json"], "")[0]["name"], "tale");
     assert_eq!(catalogs().as_array().unwrap().len(), 2, "this release's and that author's: {}", catalogs());
 }

@@ -19,6 +19,7 @@ use crate::{
     content,
     header::Header,
     library::{self, Entry, Library},
+    model_shelf,
     output::{self, Waiting, human_bytes, say},
 };
 
@@ -112,12 +113,13 @@ pub(super) fn search(words: &[String], sources: &SourceArgs, json: bool) -> Resu
         ));
     }
     let waiting = (!json).then(|| Waiting::start("measuring this machine"));
-    let machine = Machine::measure()?;
+    let (machine, peers) = (Machine::measure()?, model_shelf::peers(&home));
     drop(waiting);
+    let fit = |model: &Model| machine.fit(model.bytes, &peers);
     let library = Library::load(&home)?;
     let here = |model: &Model| library.entries().iter().any(|entry| entry.id == model.id);
     if json {
-        let rows = found.iter().map(|model| described(model, machine.fit(model.bytes), here(model)));
+        let rows = found.iter().map(|model| described(model, fit(model), here(model)));
         return output::json_line(&rows.collect::<Vec<_>>());
     }
     say!(
@@ -131,15 +133,14 @@ pub(super) fn search(words: &[String], sources: &SourceArgs, json: bool) -> Resu
     );
     for model in &found {
         let Model { name, family, format, context, license, .. } = model;
-        let fit = machine.fit(model.bytes);
-        let is_here = if here(model) { "; it is on this machine" } else { "" };
+        let (fit, is_here) = (fit(model), if here(model) { "; it is on this machine" } else { "" });
         say!(
             "{name:20} {:>11}  {family:8} {format:7} {context:>8}  {license:14} {fit}{is_here}",
             human_bytes(model.bytes)
         );
     }
     // The largest that fits answers best.
-    let best = found.iter().rev().find(|model| matches!(machine.fit(model.bytes), Fit::Alone { .. }));
+    let best = found.iter().rev().find(|model| matches!(fit(model), Fit::Alone { .. }));
     if let Some(best) = best {
         say!("try: shoal run {} \"Hello\"", best.name);
     }
@@ -149,9 +150,13 @@ pub(super) fn search(words: &[String], sources: &SourceArgs, json: bool) -> Resu
 fn described(model: &Model, fit: Fit, here: bool) -> Value {
     let mut row = json!(model);
     row["here"] = json!(here);
+    let (Fit::Alone { with, .. } | Fit::Swarm { with, .. }) = fit;
     match fit {
-        Fit::Alone { tok_s } => row["alone_tok_s"] = json!(tok_s),
+        Fit::Alone { tok_s, .. } => row["alone_tok_s"] = json!(tok_s),
         Fit::Swarm { needed_bytes, .. } => row["needed_bytes"] = json!(needed_bytes),
+    }
+    if let Some(with) = with {
+        row["with_peers"] = json!({ "peers": with.peers, "tok_s": with.tok_s });
     }
     row["fit"] = json!(fit.to_string());
     row

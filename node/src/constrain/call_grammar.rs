@@ -9,6 +9,7 @@
 //! | DeepSeek's and Kimi's marks of a section | calls between their marks, with arguments in JSON, and the end of the section |
 //! | `<minimax:tool_call>` | calls with MiniMax's parameters, and `</minimax:tool_call>` |
 //! | a header of harmony that names a tool | the rest of the header, and arguments in JSON |
+//! | the head of a bare call ([`super::bare`]) | arguments in JSON, and the brace that closes the call |
 //!
 //! A parameter between tags is one of the values that its schema lists, text up to its closing tag where it may be a string, and
 //! JSON of its schema otherwise. Parameters come in the order of their schema, as in JSON. A tool whose parameters are not listed
@@ -37,6 +38,7 @@ pub(super) enum Body {
     Kimi,
     MiniMax,
     Harmony,
+    Arguments,
 }
 
 /// How a model begins a call.
@@ -250,6 +252,10 @@ impl Rules<'_> {
                     format!("{head} SPACE {parameters} \"</invoke>\" SPACE")
                 });
                 format!("SPACE {calls}+ {}", self.mark("</minimax:tool_call>"))
+            }
+            Body::Arguments => {
+                let arguments = self.any(tools, |_, tool| json_rule(&tool.parameters));
+                format!("SPACE {arguments} SPACE \"}}\"")
             }
             Body::Harmony => {
                 let [channel, constrain] = ["<|channel|>", "<|constrain|>"].map(|mark| self.mark(mark));

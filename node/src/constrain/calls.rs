@@ -10,11 +10,14 @@
 //! again. A token that would reach beyond the end of a mark in one piece may not come: the model spells the mark, and the
 //! grammar decides about what follows.
 //!
+//! A call without a mark, as Llama 3 writes it, is one as soon as the answer begins with an object that names a declared tool and
+//! then its arguments ([`bare`]): what reads answers takes it for a call from there on, whatever follows.
+//!
 //! A tool whose schema the engine cannot compile is refused by its name, before the answer begins: bound to an object of
 //! any members it would be called with arguments that it does not take.
 //!
-//! Limits: a call without a mark (a bare object, as Llama 3 writes it without its tag) is indistinguishable from an answer
-//! that is JSON, and stays free. So do the lists of Llama 4, which `api/src/calls.rs` reads.
+//! Limits: the lists of Llama 4, which `api/src/calls.rs` reads, stay free, and so does a bare object that names its arguments before
+//! its tool.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -30,9 +33,13 @@ use llguidance::{
 
 use super::{
     Broken, IMPOSSIBLE, STACK_BYTES,
+    bare::{self, Bare},
     call_grammar::{Body, LONGEST, MARKS, Tags, grammar},
     first_line,
 };
+
+/// Behind it an answer begins, whatever came before.
+const THOUGHT: &[u8] = b"</think>";
 
 /// What calls are made of, for all answers of one vocabulary.
 pub(super) struct Vocabulary {
@@ -40,6 +47,8 @@ pub(super) struct Vocabulary {
     tags: Tags,
     /// Tokens that may reach beyond the end of a mark: which, which mark, and how many of their bytes belong to it.
     reaching: OnceLock<Vec<(u32, usize, usize)>>,
+    /// Tokens that go on behind a colon, by which the head of a bare call ends.
+    colons: OnceLock<Vec<u32>>,
 }
 
 /// The calls of one answer.
@@ -48,6 +57,8 @@ pub(super) struct Calls {
     tools: Vec<CallForm>,
     /// The end of the free text.
     tail: Vec<u8>,
+    /// The text since the answer began or a bare call ended, while it may become the head of one.
+    head: Option<Vec<u8>>,
     /// Within a call.
     call: Option<Matcher>,
 }
@@ -60,7 +71,7 @@ fn text(trie: &TokTrie, id: u32) -> &[u8] {
 
 impl Vocabulary {
     pub(super) fn new(factory: Arc<ParserFactory>, tags: Tags) -> Self {
-        Self { factory, tags, reaching: OnceLock::new() }
+        Self { factory, tags, reaching: OnceLock::new(), colons: OnceLock::new() }
     }
 
     fn trie(&self) -> &TokTrie {
@@ -83,6 +94,17 @@ impl Vocabulary {
                 }
             }
             reaching
+        })
+    }
+
+    fn colons(&self) -> &[u32] {
+        self.colons.get_or_init(|| {
+            let trie = self.trie();
+            let goes_on = |id: &u32| {
+                let token = text(trie, *id);
+                token[..token.len().max(1) - 1].contains(&b':')
+            };
+            (0..trie.vocab_size() as u32).filter(goes_on).collect()
         })
     }
 
@@ -122,7 +144,7 @@ impl Calls {
     pub(super) fn new(vocabulary: Arc<Vocabulary>, tools: &[CallForm]) -> Result<Self, String> {
         // What cannot be compiled is known before the answer begins.
         vocabulary.compile(MARKS[0].1, tools)?;
-        Ok(Self { vocabulary, tools: tools.to_vec(), tail: Vec::new(), call: None })
+        Ok(Self { vocabulary, tools: tools.to_vec(), tail: Vec::new(), head: Some(Vec::new()), call: None })
     }
 
     /// Makes the logits of tokens that may not come in free text impossible.
@@ -138,6 +160,18 @@ impl Calls {
                 *logit = IMPOSSIBLE;
             }
         }
+        let Some(head) = self.head.as_deref().filter(|head| bare::is_named(head, &self.tools)) else {
+            return;
+        };
+        for &id in self.vocabulary.colons() {
+            let token = text(trie, id);
+            let ends =
+                |at: usize| matches!(bare::read(&[head, &token[..=at]].concat(), &self.tools), Bare::Head(_));
+            let mut inside = (0..token.len() - 1).filter(|at| token[*at] == b':');
+            if let Some(logit) = logits.get_mut(id as usize).filter(|_| inside.any(ends)) {
+                *logit = IMPOSSIBLE;
+            }
+        }
     }
 
     /// Goes on with a token.
@@ -149,11 +183,26 @@ impl Calls {
                 || (call.is_accepting().unwrap_or(false)
                     && call.compute_mask_or_eos().is_ok_and(|mask| only_end(&mask, self.vocabulary.trie())));
             if over {
-                (self.call, self.tail) = (None, Vec::new());
+                // Another one may follow a bare one.
+                (self.call, self.tail, self.head) = (None, Vec::new(), Some(Vec::new()));
             }
             return Ok(());
         }
-        self.tail.extend_from_slice(text(self.vocabulary.trie(), id));
+        let token = text(self.vocabulary.trie(), id);
+        self.tail.extend_from_slice(token);
+        self.head = self.head.take().map(|head| [&head, token].concat());
+        match self.head.as_deref().map(|head| bare::read(head, &self.tools)) {
+            Some(Bare::Head(tool)) => {
+                let tool = std::slice::from_ref(&self.tools[tool]);
+                self.call = Some(self.vocabulary.compile(Body::Arguments, tool).map_err(Broken)?);
+                return Ok(());
+            }
+            Some(Bare::No) => self.head = None,
+            Some(Bare::Perhaps) | None => {}
+        }
+        if self.tail.ends_with(THOUGHT) {
+            self.head = Some(Vec::new());
+        }
         self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
         if let Some((_, body)) = MARKS.iter().find(|(mark, _)| self.tail.ends_with(mark.as_bytes())) {
             self.call = Some(self.vocabulary.compile(*body, &self.tools).map_err(Broken)?);
@@ -228,6 +277,12 @@ mod tests {
     fn a_call_of_every_form_is_sound_and_what_is_around_it_is_free() {
         for text in [
             "I look {\"name\": 1} it up. ",
+            "{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}; {\"type\": \"function\", \"name\": \"tree\", \
+             \"parameters\": {\"next\": null}} and ",
+            "[{\"name\":\"weather\",\"arguments\":{\"city\": \"Rome\"}}, {\"name\":\"weather\",\"arguments\":{\"city\": \"Paris\"}}]",
+            "<think>{</think>\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}",
+            "{\"name\": \"weather\", \"is\": \"no call\", \"parameters\": {\"city\": \"Oslo\"}}",
+            "So: {\"name\": \"weather\", \"parameters\": {\"town\": 1}}",
             "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call> and ",
             "x<tool_call>{\"name\": \"tree\", \"arguments\": {\"next\": {\"next\": null}}}</tool_call>\n<tool_call>\
              {\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>",
@@ -398,6 +453,13 @@ mod tests {
             ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"town", 46),
             ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo", 54),
             ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}} done", 62),
+            ("{\"name\": \"weather\", \"parameters\": {\"town", 36),
+            ("\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Oslo", 45),
+            ("{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}, ", 50),
+            (
+                "{\"name\": \"tree\", \"parameters\": {\"next\": null}};{\"name\": \"weather\", \"arguments\": \"",
+                80,
+            ),
             ("<function=rain", 10),
             ("[TOOL_CALLS]rain", 12),
             ("<|tool_calls_section_begin|><|tool_call_begin|>functions.rain", 57),

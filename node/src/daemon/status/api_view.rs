@@ -11,8 +11,9 @@ use scheduler::{Capability, LayerRange, ModelId, NodeId, SessionKind};
 
 use super::reach::reach;
 use crate::{
+    catalog::fit::Peer,
     clock,
-    daemon::{Daemon, serve::Held},
+    daemon::{Daemon, serve::Held, view::Facts},
     memory,
     reports::{LimitReport, Own, View},
 };
@@ -84,7 +85,30 @@ impl Daemon {
             sessions: sessions as u64,
             worker_resident_bytes: resident,
             limits: LimitReport::all(self.node.network.governor()),
+            peers: self.view.facts.iter().filter_map(|(node, facts)| self.peer(*node, facts)).collect(),
         }
+    }
+
+    /// What a peer would make of any model: what it goes through of those whose layers it holds.
+    fn peer(&self, node: NodeId, facts: &Facts) -> Option<Peer> {
+        let claim = self.view.swarm.get(node)?.claim();
+        let rtt_ms = self.announcing.gossip.rtt_ms(node).filter(|_| !claim.draining)?;
+        let held = facts.offers.iter().filter_map(|offer| {
+            let holding = claim.holdings.iter().find(|holding| holding.model == offer.model)?;
+            let layer_bytes = offer.file_bytes as f64 / f64::from(offer.num_layers.max(1));
+            let layers: u32 = holding.held_set().ranges().iter().map(|range| range.len()).sum();
+            Some((1e3 * layer_bytes / holding.decode_ms, (layer_bytes * f64::from(layers)) as u64))
+        });
+        let (rates, rooms): (Vec<f64>, Vec<u64>) = held.unzip();
+        // What it may hold instead, where it chooses itself.
+        let chosen = facts.room.and_then(|room| {
+            let offer = facts.offers.get(usize::from(room.offer))?;
+            let layers = f64::from(room.layers) / f64::from(offer.num_layers.max(1));
+            Some(room.bytes.min((offer.file_bytes as f64 * layers) as u64))
+        });
+        let room_bytes = rooms.into_iter().sum::<u64>().max(chosen.unwrap_or(0));
+        let read_bytes_per_s = rates.into_iter().reduce(f64::max)?;
+        Some(Peer { read_bytes_per_s, room_bytes, rtt_ms })
     }
 
     fn own_node(&self) -> Node {
