@@ -1,5 +1,5 @@
-//! The head of a call without a mark, from the beginning of an answer to the colon before its arguments:
-//! `{"name": "f", "parameters":`, as Llama 3 writes it, of which several may follow each other.
+//! The head of a call without a mark, from the beginning of an answer up to its arguments: `{"name": "f", "parameters":`, as Llama 3
+//! writes it, of which several may follow each other, or `[f(`, the first of a list of Llama 4.
 
 use api::inference::CallForm;
 use serde_json::json;
@@ -16,6 +16,8 @@ pub(super) enum Bare {
     Perhaps,
     /// The head of a call of the tool with this number, to its last byte.
     Head(usize),
+    /// The head of a list whose first call is of the tool with this number, to its last byte.
+    List(usize),
 }
 
 /// What is left of a head behind what was read of it.
@@ -42,15 +44,19 @@ impl Rest<'_> {
         Err(if begins { Bare::Perhaps } else { Bare::No })
     }
 
-    fn head(&mut self, tools: &[CallForm]) -> Result<usize, Bare> {
+    fn head(&mut self, tools: &[CallForm]) -> Result<Bare, Bare> {
         self.space();
+        let mut in_brackets = false;
         // Between calls.
         loop {
-            match self.one_of(&[";", ",", "["]) {
-                Ok(_) => {}
+            match self.one_of(&["[", ";", ","]) {
+                Ok(which) => in_brackets |= which == 0,
                 Err(Bare::No) => break,
                 Err(other) => return Err(other),
             }
+        }
+        if in_brackets && !self.0.starts_with(b"{") {
+            return self.list(tools);
         }
         self.one_of(&["{"])?;
         if self.one_of(&["\"name\"", "\"type\""])? == 1 {
@@ -63,9 +69,34 @@ impl Rest<'_> {
         let tool = self.one_of(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         self.one_of(&[","])?;
         self.one_of(&["\"parameters\"", "\"arguments\""])?;
+        self.last(b":").map(|()| Bare::Head(tool))
+    }
+
+    /// Behind the bracket of a list.
+    fn list(&mut self, tools: &[CallForm]) -> Result<Bare, Bare> {
+        // A name may be the beginning of another one.
+        let named = |tool: &CallForm| {
+            let mut rest = Rest(self.0.strip_prefix(tool.name.as_bytes())?);
+            rest.space();
+            Some(rest.last(b"("))
+        };
+        let begun = tools.iter().any(|tool| tool.name.as_bytes().starts_with(self.0));
+        let mut best = if begun { Bare::Perhaps } else { Bare::No };
+        for (at, tool) in tools.iter().enumerate() {
+            match named(tool) {
+                Some(Ok(())) => return Ok(Bare::List(at)),
+                Some(Err(Bare::Perhaps)) => best = Bare::Perhaps,
+                Some(Err(_)) | None => {}
+            }
+        }
+        Err(best)
+    }
+
+    /// The last byte of a head.
+    fn last(&self, byte: &[u8]) -> Result<(), Bare> {
         match self.0 {
             b"" => Err(Bare::Perhaps),
-            b":" => Ok(tool),
+            rest if rest == byte => Ok(()),
             _ => Err(Bare::No),
         }
     }
@@ -76,15 +107,12 @@ pub(super) fn read(text: &[u8], tools: &[CallForm]) -> Bare {
     if text.len() > MAX_BYTES {
         return Bare::No;
     }
-    Rest(text).head(tools).map_or_else(|other| other, Bare::Head)
+    Rest(text).head(tools).unwrap_or_else(|other| other)
 }
 
-/// Whether `text` may become a head and names one of `tools` already.
+/// Whether `text` may become a head and holds the name of one of `tools` already.
 pub(super) fn is_named(text: &[u8], tools: &[CallForm]) -> bool {
-    let names = |tool: &CallForm| {
-        let name = json!(tool.name).to_string();
-        text.windows(name.len()).any(|window| window == name.as_bytes())
-    };
+    let names = |tool: &CallForm| text.windows(tool.name.len()).any(|window| window == tool.name.as_bytes());
     read(text, tools) == Bare::Perhaps && tools.iter().any(names)
 }
 
@@ -109,10 +137,18 @@ mod tests {
             ("{\"name\": \"f\", \"x", Bare::No),
             ("{\"type\": \"object", Bare::No),
             ("An answer", Bare::No),
+            (" [", Bare::Perhaps),
+            ("[f", Bare::Perhaps),
+            ("[f2 ", Bare::Perhaps),
+            ("[f2 (", Bare::List(1)),
+            ("[f(", Bare::List(0)),
+            ("[f(a", Bare::No),
+            ("[f3", Bare::No),
+            ("f(", Bare::No),
         ] {
             assert_eq!(read(text.as_bytes(), &tools), is, "{text}");
         }
         assert_eq!(read(&[b' '; MAX_BYTES + 1], &tools), Bare::No);
-        assert!(is_named(b"{\"name\": \"f\", ", &tools) && !is_named(b"{\"name\": \"f", &tools));
+        assert!(is_named(b"{\"name\": \"f\", ", &tools) && !is_named(b"{\"na", &tools));
     }
 }

@@ -10,10 +10,13 @@
 //! | `<minimax:tool_call>` | calls with MiniMax's parameters, and `</minimax:tool_call>` |
 //! | a header of harmony that names a tool | the rest of the header, and arguments in JSON |
 //! | the head of a bare call ([`super::bare`]) | arguments in JSON, and the brace that closes the call |
+//! | `<\|python_start\|>` | an object of `name` and `parameters`, or a list of calls in Python |
+//! | the head of a bare list | the arguments of its first call, further calls, and the end of the list |
 //!
 //! A parameter between tags is one of the values that its schema lists, text up to its closing tag where it may be a string, and
 //! JSON of its schema otherwise. Parameters come in the order of their schema, as in JSON. A tool whose parameters are not listed
-//! but referred to or composed is called in JSON, or with MiniMax's marks by any parameters.
+//! but referred to or composed is called in JSON, or with MiniMax's marks and in Python by any parameters. Arguments in Python are
+//! values of JSON, or one of Python's three words where that is what the schema wants.
 //!
 //! Limits: `pattern`, `format` and lengths of a string between tags are not held, and what may be any string may be all else; in
 //! JSON they are. A closing tag within a string of JSON ends the value for the reader.
@@ -38,11 +41,14 @@ pub(super) enum Body {
     Kimi,
     MiniMax,
     Harmony,
-    Arguments,
+    /// Arguments of the tool with this number.
+    Arguments(usize),
+    /// A list; its first call may have begun, with the tool of this number.
+    Python(Option<usize>),
 }
 
 /// How a model begins a call.
-pub(super) const MARKS: [(&str, Body); 9] = [
+pub(super) const MARKS: [(&str, Body); 10] = [
     ("<tool_call>", Body::Tagged),
     ("<function=", Body::Function),
     ("<|python_tag|>", Body::Object),
@@ -52,6 +58,7 @@ pub(super) const MARKS: [(&str, Body); 9] = [
     ("<minimax:tool_call>", Body::MiniMax),
     ("<|channel|>commentary to=functions.", Body::Harmony),
     ("<|start|>assistant to=functions.", Body::Harmony),
+    ("<|python_start|>", Body::Python(None)),
 ];
 /// Bytes of the longest mark.
 pub(super) const LONGEST: usize = {
@@ -140,6 +147,11 @@ impl Rules<'_> {
         self.count += 1;
         let _ = writeln!(self.text, "{name}: {is}");
         name
+    }
+
+    /// Adds a rule where it says something.
+    fn add_unless_empty(&mut self, is: &str) -> String {
+        if is.trim().is_empty() { String::new() } else { self.add(is) }
     }
 
     /// One of the calls that `of` makes of the tools.
@@ -253,9 +265,23 @@ impl Rules<'_> {
                 });
                 format!("SPACE {calls}+ {}", self.mark("</minimax:tool_call>"))
             }
-            Body::Arguments => {
-                let arguments = self.any(tools, |_, tool| json_rule(&tool.parameters));
+            Body::Arguments(tool) => {
+                let arguments = self.add(&json_rule(&tools[tool].parameters));
                 format!("SPACE {arguments} SPACE \"}}\"")
+            }
+            Body::Python(first) => {
+                let call = self.any(tools, |rules, tool| {
+                    let head = json!(format!("{}(", tool.name));
+                    format!("{head} {} \")\"", rules.arguments(tool))
+                });
+                let further = format!("(\", \" {})* \"]\"", self.add(&call));
+                match first {
+                    Some(tool) => format!("{} \")\" {further}", self.arguments(&tools[tool])),
+                    None => {
+                        let object = self.any(tools, |_, tool| object(tool, "parameters"));
+                        format!("SPACE ({object} | \"[\" {} {further})", self.add(&call))
+                    }
+                }
             }
             Body::Harmony => {
                 let [channel, constrain] = ["<|channel|>", "<|constrain|>"].map(|mark| self.mark(mark));
@@ -296,6 +322,50 @@ impl Rules<'_> {
         all.join(" ")
     }
 
+    /// The arguments of a call in Python, in the order of their schema.
+    fn arguments(&mut self, tool: &CallForm) -> String {
+        let schema = &tool.parameters;
+        let listed = schema["properties"].as_object().filter(|listed| !listed.is_empty() && is_listed(tool));
+        let Some(properties) = listed else {
+            if is_listed(tool) && schema["additionalProperties"] == false {
+                return String::new();
+            }
+            let any = self.add(&format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ \"=\" {}", json_rule(&json!({}))));
+            return format!("({any} (\", \" {any})*)?");
+        };
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        // From the last to the first: what may follow where one came already, and where none did.
+        let (mut behind, mut first) = (String::new(), String::new());
+        for (key, property) in properties.iter().rev() {
+            let value = self.literal(tool, property);
+            let one = self.add(&format!("{} {value}", json!(format!("{key}="))));
+            let begun = format!("{one} {behind}");
+            let (further, alone) = match required.contains(&key.as_str()) {
+                true => (format!("\", \" {begun}"), begun),
+                false if first.is_empty() => (format!("(\", \" {one})? {behind}"), format!("({begun})?")),
+                false => (format!("(\", \" {one})? {behind}"), format!("({begun} | {first})")),
+            };
+            behind = self.add_unless_empty(&further);
+            first = self.add_unless_empty(&alone);
+        }
+        first
+    }
+
+    /// A value of an argument in Python.
+    fn literal(&mut self, tool: &CallForm, schema: &Value) -> String {
+        let is = |name: &str| match &schema["type"] {
+            Value::Array(kinds) => kinds.iter().any(|kind| kind == name),
+            kind => kind == name,
+        };
+        let mut forms = vec![self.add(&json_rule(&alone(tool, schema)))];
+        if schema.get("enum").is_none() && schema.get("const").is_none() {
+            forms.extend(is("boolean").then(|| "\"True\" | \"False\"".into()));
+            forms.extend(is("null").then(|| "\"None\"".into()));
+        }
+        format!("({})", forms.join(" | "))
+    }
+
     /// A value and its closing tag.
     fn value(&mut self, syntax: &Syntax, tool: &CallForm, schema: &Value) -> String {
         let [end, cut] = [syntax.value[1], syntax.end];
@@ -310,15 +380,8 @@ impl Rules<'_> {
         if !api::is_written_as_json(schema, &tool.parameters) {
             return self.text(syntax);
         }
-        let mut alone = schema.clone();
-        if refers(schema) {
-            // References are to the root of all parameters, which goes along.
-            let place = "/$defs/parameters";
-            alone = schema_refs::moved(schema, place);
-            alone["$defs"] = json!({"parameters": schema_refs::moved(&tool.parameters, place)});
-        }
         // White space around JSON is none of the value.
-        format!("\"\\n\"? {} \"\\n\"? {}", self.add(&json_rule(&alone)), json!(end))
+        format!("\"\\n\"? {} \"\\n\"? {}", self.add(&json_rule(&alone(tool, schema))), json!(end))
     }
 
     /// Any text that has neither the tag that ends a value nor the one that ends a call, and the former.
@@ -347,6 +410,18 @@ fn is_listed(tool: &CallForm) -> bool {
     // Each of these takes the whole along.
     let copied = properties().filter(|(_, property)| refers(property)).count();
     !composed && (copied < 2 || copied * schema.to_string().len() <= MAX_COPIED_BYTES)
+}
+
+/// The schema of one parameter of a tool as one that stands for itself.
+fn alone(tool: &CallForm, schema: &Value) -> Value {
+    if !refers(schema) {
+        return schema.clone();
+    }
+    // References are to the root of all parameters, which goes along.
+    let place = "/$defs/parameters";
+    let mut alone = schema_refs::moved(schema, place);
+    alone["$defs"] = json!({"parameters": schema_refs::moved(&tool.parameters, place)});
+    alone
 }
 
 fn refers(schema: &Value) -> bool {
