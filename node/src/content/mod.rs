@@ -101,15 +101,15 @@ pub fn layer_groups(
 
 /// Hashes the file at `path`, keeps its tree and puts it on the list as `name`.
 ///
-/// `progress` is told the bytes hashed and returns whether to go on. A file that is known already, unchanged in length,
-/// is hashed again: its bytes may have changed.
+/// `progress` is told the bytes hashed and returns whether to go on; `name` says what to call a file of that id, 64 hex digits. A
+/// file that is known already, unchanged in length, is hashed again: its bytes may have changed.
 ///
 /// # Errors
 /// [`Error::Interrupted`] when `progress` says so; [`Error::Usage`] for a name that is taken; [`Error::Model`].
 pub fn register(
     home: &Path,
     path: &Path,
-    name: String,
+    name: &dyn Fn(&str) -> String,
     shared: bool,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Entry> {
@@ -119,10 +119,11 @@ pub fn register(
     let folder = folder(home, tree.id());
     fs::create_dir_all(&folder).map_err(|e| shard::Error::io(&folder, e))?;
     sparse::replace(&sparse::outboard_path(&folder), &[&encoded])?;
+    let id = hex(tree.id());
     let entry = Entry {
-        name,
+        name: name(&id),
         path: path.to_owned(),
-        id: hex(tree.id()),
+        id,
         bytes: tree.bytes(),
         shared,
         withheld: false,

@@ -9,6 +9,8 @@ const prompts = [story, "Why is the sky blue?", "Name three animals", "What does
 export const patience = 300_000;
 export const seed = 7;
 const [streamCount, short, long] = [64, 12, 160];
+// Of a pause of 12 s, at least.
+const silence = 10_000;
 
 export function assert(holds, what) {
   if (!holds) throw new Error(typeof what === "string" ? what : JSON.stringify(what) ?? "it does not hold");
@@ -56,7 +58,7 @@ async function streams(stream) {
   return `${streamCount} streams at once, each as alone`;
 }
 
-async function killed(name, stream) {
+async function disturbed(name, stream) {
   const alone = await whole(stream, story, long);
   assert(alone, "nothing came");
   writeFileSync(`${folder}/${name}.ready`, "");
@@ -64,29 +66,34 @@ async function killed(name, stream) {
     assert(waited < patience, "no go");
     await sleep(20);
   }
-  let [said, first, count] = ["", undefined, 0];
+  let said = "";
+  const came = [];
   for await (const piece of stream(story, long)) {
     if (!piece) continue;
-    first ??= Date.now();
+    came.push(Date.now());
     said += piece;
-    if (++count === 2) writeFileSync(`${folder}/${name}.begun`, "");
+    if (came.length === 2) writeFileSync(`${folder}/${name}.begun`, "");
   }
-  const last = Date.now();
+  came.push(Date.now());
+  const [first, last] = [came[0], came.at(-1)];
   assert(said === alone, `${JSON.stringify(said)} is not ${JSON.stringify(alone)}`);
-  const died = existsSync(`${folder}/killed`) ? statSync(`${folder}/killed`).mtimeMs : last;
-  assert(first < died && died < last, "the node was not killed in the middle of the answer");
+  const struck = existsSync(`${folder}/${way}`) ? statSync(`${folder}/${way}`).mtimeMs : last;
+  assert(first < struck && struck < last, `no node was ${way} in the middle of the answer`);
+  const longest = Math.max(...came.slice(1).map((after, n) => after - came[n]));
   const seconds = (ms) => (ms / 1e3).toFixed(1);
-  return `the same ${alone.length} characters, the node died ${seconds(died - first)} s after the first and ${seconds(last - died)} s before the last`;
+  assert(way === "killed" || longest > silence, `no silence: at most ${seconds(longest)} s between two pieces`);
+  const when = `a node was ${way} ${seconds(struck - first)} s after the first and ${seconds(last - struck)} s before the last`;
+  return `the same ${alone.length} characters, ${when}, at most ${seconds(longest)} s between two`;
 }
 
 export async function main(name, works, stream) {
   try {
-    const said = way === "checks" ? await checks(works) : way === "streams" ? await streams(stream) : await killed(name, stream);
+    const said = way === "checks" ? await checks(works) : way === "streams" ? await streams(stream) : await disturbed(name, stream);
     console.log(`ok ${name}: ${said}`);
   } catch (error) {
     if (process.env.SHOAL_FOREIGN_TRACE) console.error(error);
     // Who waits for its first piece need not.
-    for (const state of way === "killed" ? ["ready", "begun"] : []) writeFileSync(`${folder}/${name}.${state}`, "");
+    for (const state of ["killed", "paused"].includes(way) ? ["ready", "begun"] : []) writeFileSync(`${folder}/${name}.${state}`, "");
     console.log(`FAILED ${name}: ${why(error)}`);
     process.exitCode = 1;
   }

@@ -1,11 +1,11 @@
-"""What the scripts beside this one share: their arguments, and the three ways in which they are run.
+"""What the scripts beside this one share: their arguments, and the ways in which they are run.
 
-    SCRIPT URL TOKEN MODEL checks|streams|killed FOLDER
+    SCRIPT URL TOKEN MODEL checks|streams|killed|paused FOLDER
 
 `checks` runs what the script marks as a check. `streams` asks for 64 greedy answers at once and compares each with the same answer
 asked for alone. `killed` asks for one answer alone and says so with FOLDER/NAME.ready; when FOLDER/go is there it streams the answer
 again, and says FOLDER/NAME.begun with the first pieces; who started it kills a node then and makes FOLDER/killed, and the text must be
-the same. Prints one line, `ok NAME: what` or `FAILED NAME: why`. A client that cannot stream says `-` for the last two.
+the same. `paused` is the same with what computes stopped for a while, and FOLDER/paused. Prints one line, `ok NAME: what` or `FAILED NAME: why`. A client that cannot stream says `-` for the last three.
 """
 
 import asyncio
@@ -24,6 +24,8 @@ PROMPTS = [STORY, "Why is the sky blue?", "Name three animals", "What does an ow
 PATIENCE, SEED = 300, 7
 # Long enough that a node can be killed in the middle.
 STREAMS, SHORT, LONG = 64, 12, 160
+# Of a pause of 12 s, at least.
+SILENCE = 10
 WEATHER = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}}, "required": ["city"],
            "additionalProperties": False}
 LONG_STORY = "word " * 20_000
@@ -90,22 +92,26 @@ def streams(stream):
     return f"{STREAMS} streams at once, each as alone"
 
 
-def killed(name, stream):
+def disturbed(name, stream):
     alone = "".join(pieces(stream, STORY, LONG))
     assert alone
     (FOLDER / f"{name}.ready").touch()
     until(FOLDER / "go")
-    said, first = [], None
+    said, came = [], []
     for piece in pieces(stream, STORY, LONG):
-        first = first or time.time()
+        came.append(time.time())
         said.append(piece)
         if len(said) == 2:
             (FOLDER / f"{name}.begun").touch()
-    last = time.time()
+    came.append(time.time())
+    first, last = came[0], came[-1]
     assert "".join(said) == alone, f"{''.join(said)!r} is not {alone!r}"
-    died = (FOLDER / "killed").stat().st_mtime if (FOLDER / "killed").exists() else last
-    assert first < died < last, "the node was not killed in the middle of the answer"
-    return f"the same {len(alone)} characters, the node died {died - first:.1f} s after the first and {last - died:.1f} s before the last"
+    struck = (FOLDER / WAY).stat().st_mtime if (FOLDER / WAY).exists() else last
+    assert first < struck < last, f"no node was {WAY} in the middle of the answer"
+    longest = max(after - before for before, after in zip(came, came[1:]))
+    assert WAY == "killed" or longest > SILENCE, f"no silence: at most {longest:.1f} s between two pieces"
+    when = f"a node was {WAY} {struck - first:.1f} s after the first and {last - struck:.1f} s before the last"
+    return f"the same {len(alone)} characters, {when}, at most {longest:.1f} s between two"
 
 
 def until(path):
@@ -130,11 +136,11 @@ def main(name, stream=None):
             print(f"- {name}: it does not stream")
             sys.exit()
         else:
-            said = streams(stream) if WAY == "streams" else killed(name, stream)
+            said = streams(stream) if WAY == "streams" else disturbed(name, stream)
         print(f"ok {name}: {said}")
     except Exception as error:
         # Who waits for its first piece need not.
-        for state in ("ready", "begun") if WAY == "killed" else ():
+        for state in ("ready", "begun") if WAY in ("killed", "paused") else ():
             (FOLDER / f"{name}.{state}").touch()
         print(f"FAILED {name}: {why(error)}")
         sys.exit(1)

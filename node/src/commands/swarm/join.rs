@@ -17,7 +17,7 @@ use super::{
     look::words,
     network::network,
     remote, runtime,
-    which::{Here, beside, experts, what_to_serve, which},
+    which::{Here, beside, experts, name_of, what_to_serve, which},
 };
 use crate::{
     Error, Result,
@@ -123,7 +123,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         Some(Here { path: Some(path), .. }) => Source::File(path.clone()),
         _ => Source::Embedded,
     };
-    let name = local::model_name(&args.engine.model);
+    let name = name_of(&args.engine.model, which.id, &known);
     let about = match &which.here {
         Some(Here { header, .. }) => header.info(context, name)?,
         None => local::unknown(context, name),

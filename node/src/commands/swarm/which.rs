@@ -32,6 +32,13 @@ pub(super) struct Which {
     pub(super) absent: Option<Absent>,
 }
 
+/// What a model is called that the user names so: a catalog's name of what is no name, its file's where there is none.
+pub(super) fn name_of(model: &str, id: Option<ModelId>, known: &[Signed]) -> String {
+    let no_name = library::looks_like_a_path(model) || content::parse_id(model).is_some();
+    let listed = id.filter(|_| no_name).and_then(|id| catalog::find(known, &content::hex(id)));
+    listed.map_or_else(|| local::model_name(model), |listed| listed.name.clone())
+}
+
 /// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
 pub(super) fn which(args: &JoinArgs, model: &str, home: &Path, known: &[Signed]) -> Result<Which> {
     let id = content::parse_id(model);
@@ -90,7 +97,7 @@ pub(super) fn beside(
             (Some(layers), false) => these(&also.model, layers.0.clone(), num_layers)?,
             (None, false) => Serve::Scarcest(u32::MAX),
         };
-        let name = local::model_name(&also.model);
+        let name = name_of(&also.model, id, known);
         let about = match &here {
             Some(Here { header, .. }) => header.info(header.context(args.engine.ctx)?, name)?,
             None => local::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),

@@ -15,7 +15,7 @@ use p2p::{
     home::Said as SaidAddresses,
     path::unnamed,
     wire::announce::{
-        Draft, Link, MAX_AGENT, MAX_LINKS, Offer, PlaceRoom, is_describable, own_operator, seal,
+        Draft, Link, MAX_AGENT, MAX_LINKS, MAX_NAME, Offer, PlaceRoom, is_describable, own_operator, seal,
     },
 };
 use scheduler::{
@@ -266,7 +266,8 @@ impl Announcing {
             let shared = self.shared.borrow().iter().find(|offer| offer.model == held.id).cloned();
             offers.push(Offer {
                 model: held.id,
-                name: shared.map_or_else(|| ready.name.clone(), |offer| offer.name),
+                name: shared
+                    .map_or_else(|| held.about.name.chars().take(MAX_NAME).collect(), |offer| offer.name),
                 num_layers: ready.num_layers,
                 hidden: ready.hidden,
                 context: ready.context,
