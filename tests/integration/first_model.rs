@@ -143,6 +143,14 @@ fn a_catalog_counts_once_its_author_is_trusted_and_its_names_run() {
     );
     assert_eq!(user.json(["model", "search", "story", "--json"], "")[0]["here"], true);
 
+    // A file of that id is called so, too, unless the name is taken.
+    let copy = folder.path().join("copy.gguf");
+    fs::copy(&file, &copy).unwrap();
+    let other = Shoal::new();
+    other.json(["model", "catalog", "trust", path(&list), "--yes", "--json"], "");
+    assert_eq!(other.json(["model", "add", path(&copy), "--json"], "")["name"], "story");
+    assert_eq!(user.json(["model", "add", path(&copy), "--json"], "")["name"], "copy");
+
     // A byte of it changed, it is no catalog any more; and the key of another changes nothing in it.
     let text = fs::read_to_string(&list).unwrap();
     fs::write(&list, text.replace("\"MIT\"", "\"ISC\"")).unwrap();

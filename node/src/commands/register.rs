@@ -23,8 +23,9 @@ pub(super) fn register(file: &Path, name: Option<String>, shared: bool) -> Resul
     let home = library::home()?;
     let (known, library) = (catalog::known(&home)?, Library::load(&home)?);
     let called = |id: &str| {
+        let is_other = |entry: &Entry| entry.id != id || entry.path != path;
         let is_free =
-            |name: &String| library.entries().iter().all(|entry| entry.name != *name || entry.id == id);
+            |name: &String| !library.entries().iter().any(|entry| entry.name == *name && is_other(entry));
         let listed = || catalog::find(&known, id).map(|model| model.name.clone()).filter(is_free);
         name.clone().or_else(listed).unwrap_or_else(|| stem.clone())
     };
