@@ -112,7 +112,10 @@ pub(super) fn read(text: &[u8], tools: &[CallForm]) -> Bare {
 
 /// Whether `text` may become a head and holds the name of one of `tools` already.
 pub(super) fn is_named(text: &[u8], tools: &[CallForm]) -> bool {
-    let names = |tool: &CallForm| text.windows(tool.name.len()).any(|window| window == tool.name.as_bytes());
+    let names = |tool: &CallForm| {
+        let name = tool.name.as_bytes();
+        !name.is_empty() && text.windows(name.len()).any(|window| window == name)
+    };
     read(text, tools) == Bare::Perhaps && tools.iter().any(names)
 }
 
