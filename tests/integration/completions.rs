@@ -227,7 +227,7 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
     let agreed = http::ask(&asks, "POST", "/swarm/consent", &json!({"mode": "open", "agreed": true}));
     assert_eq!(agreed.status, 200, "{agreed:?}");
     let token = home("token");
-    let names = ["shoal fixture qwen3", "shoal fixture reranker"];
+    let names = ["qwen3", "reranker"];
     are_listed(&asks, &names);
     let own = http::ask(&asks, "POST", "/v1/completions", &json!({"prompt": "A fox", "max_tokens": 2}));
     assert!(own.status == 503 && own.body.to_string().contains("no connected node holds layer"), "{own:?}");

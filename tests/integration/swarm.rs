@@ -137,7 +137,7 @@ fn nodes_meet_answer_explain_and_leave() {
     assert_eq!(peer["path"], "loopback");
     assert_eq!(
         peer["models"][0]["name"].as_str().unwrap(),
-        second.ask(&["status"])["model"]["name"].as_str().unwrap()
+        first.ask(&["status"])["model"]["called"].as_str().unwrap()
     );
 
     let plan = second.ask(&["plan", "--mode", "boomerang", PROMPT]);
