@@ -11,7 +11,7 @@
 //! belongs to neither side. A call in a channel is given on in the form that [`crate::calls`] reads.
 
 /// What begins and ends a block of reasoning.
-const PAIRS: &[(&str, &str)] =
+pub const PAIRS: &[(&str, &str)] =
     &[("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")];
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";

@@ -14,7 +14,7 @@
 //! Limits: white space in JSON is fixed (`", "` and `": "`) unless the schema says otherwise with `x-guidance`: small models
 //! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
 
-pub mod bare;
+mod bare;
 mod bounds;
 mod call_grammar;
 mod calls;
@@ -96,7 +96,7 @@ impl Constraints {
         let words: Vec<Vec<u8>> = (0..vocab as u32).map(bytes).collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        Self::over(&environment, tags)
+        Self::over(&environment, tags, false)
     }
 
     /// Constraints over single bytes: what compiles for them compiles for a vocabulary, names of special tokens apart. Calls
@@ -105,15 +105,15 @@ impl Constraints {
     /// # Errors
     /// [`Broken`] when the engine refuses its own settings.
     pub fn of_bytes(tags: Tags) -> Result<Self, Broken> {
-        Self::over(&ApproximateTokEnv::single_byte_env(), tags)
+        Self::over(&ApproximateTokEnv::single_byte_env(), tags, true)
     }
 
-    fn over(environment: &TokEnv, tags: Tags) -> Result<Self, Broken> {
+    fn over(environment: &TokEnv, tags: Tags, tries: bool) -> Result<Self, Broken> {
         let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), &[])
             .map_err(|error| Broken(first_line(error)))?;
         factory.quiet();
         let factory = Arc::new(factory);
-        Ok(Self { vocabulary: Arc::new(calls::Vocabulary::new(factory.clone(), tags)), factory })
+        Ok(Self { vocabulary: Arc::new(calls::Vocabulary::new(factory.clone(), tags, tries)), factory })
     }
 
     /// The constraint that `format` asks for, if it asks for one. Its first choice is computed, so that a form that exceeds

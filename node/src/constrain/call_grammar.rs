@@ -15,8 +15,9 @@
 //!
 //! A parameter between tags is one of the values that its schema lists, text up to its closing tag where it may be a string, and
 //! JSON of its schema otherwise. Parameters come in the order of their schema, as in JSON. A tool whose parameters are not listed
-//! but referred to or composed is called in JSON, or with MiniMax's marks and in Python by any parameters. Arguments in Python are
-//! values of JSON, or one of Python's three words where that is what the schema wants.
+//! but referred to or composed is called in JSON, or with MiniMax's marks by any parameters. Arguments in Python are values of JSON,
+//! or one of Python's three words where the schema takes what it means; only tools are called so whose parameters can be written one
+//! by one ([`is_called_in_python`]).
 //!
 //! Limits: `pattern`, `format` and lengths of a string between tags are not held, and what may be any string may be all else; in
 //! JSON they are. A closing tag within a string of JSON ends the value for the reader.
@@ -41,8 +42,11 @@ pub(super) enum Body {
     Kimi,
     MiniMax,
     Harmony,
-    /// Arguments of the tool with this number.
-    Arguments(usize),
+    /// Arguments of the tool with this number, and the brackets that close the call.
+    Arguments {
+        tool: usize,
+        brackets: usize,
+    },
     /// A list; its first call may have begun, with the tool of this number.
     Python(Option<usize>),
 }
@@ -265,9 +269,9 @@ impl Rules<'_> {
                 });
                 format!("SPACE {calls}+ {}", self.mark("</minimax:tool_call>"))
             }
-            Body::Arguments(tool) => {
+            Body::Arguments { tool, brackets } => {
                 let arguments = self.add(&json_rule(&tools[tool].parameters));
-                format!("SPACE {arguments} SPACE \"}}\"")
+                format!("SPACE {arguments}{}", " SPACE \"}\"".repeat(brackets))
             }
             Body::Python(first) => {
                 let call = self.any(tools, |rules, tool| {
@@ -310,8 +314,7 @@ impl Rules<'_> {
             let value = format!("{before} /[^<>\"\\n]{{1,64}}/ {behind} {} {text} SPACE", syntax.opening());
             return format!("({})*", self.add(&value));
         };
-        let required: Vec<&str> =
-            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let required = required(schema);
         let mut all = Vec::new();
         for (key, property) in properties {
             let head = json!(format!("{}{key}{}", syntax.key[0], syntax.key[1]));
@@ -325,19 +328,11 @@ impl Rules<'_> {
     /// The arguments of a call in Python, in the order of their schema.
     fn arguments(&mut self, tool: &CallForm) -> String {
         let schema = &tool.parameters;
-        let listed = schema["properties"].as_object().filter(|listed| !listed.is_empty() && is_listed(tool));
-        let Some(properties) = listed else {
-            if is_listed(tool) && schema["additionalProperties"] == false {
-                return String::new();
-            }
-            let any = self.add(&format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ \"=\" {}", json_rule(&json!({}))));
-            return format!("({any} (\", \" {any})*)?");
-        };
-        let required: Vec<&str> =
-            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let properties = || schema["properties"].as_object().into_iter().flatten();
+        let required = required(schema);
         // From the last to the first: what may follow where one came already, and where none did.
         let (mut behind, mut first) = (String::new(), String::new());
-        for (key, property) in properties.iter().rev() {
+        for (key, property) in properties().collect::<Vec<_>>().into_iter().rev() {
             let value = self.literal(tool, property);
             let one = self.add(&format!("{} {value}", json!(format!("{key}="))));
             let begun = format!("{one} {behind}");
@@ -354,15 +349,10 @@ impl Rules<'_> {
 
     /// A value of an argument in Python.
     fn literal(&mut self, tool: &CallForm, schema: &Value) -> String {
-        let is = |name: &str| match &schema["type"] {
-            Value::Array(kinds) => kinds.iter().any(|kind| kind == name),
-            kind => kind == name,
-        };
+        let takes = |kind: &str| takes(schema, &tool.parameters, kind, &mut { MAX_STEPS });
         let mut forms = vec![self.add(&json_rule(&alone(tool, schema)))];
-        if schema.get("enum").is_none() && schema.get("const").is_none() {
-            forms.extend(is("boolean").then(|| "\"True\" | \"False\"".into()));
-            forms.extend(is("null").then(|| "\"None\"".into()));
-        }
+        forms.extend(takes("boolean").then(|| "\"True\" | \"False\"".into()));
+        forms.extend(takes("null").then(|| "\"None\"".into()));
         format!("({})", forms.join(" | "))
     }
 
@@ -405,11 +395,74 @@ impl Syntax {
 /// Whether the parameters of a tool can be written one by one: they are listed, or may be any.
 fn is_listed(tool: &CallForm) -> bool {
     let schema = &tool.parameters;
-    let composed = ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| !schema[*key].is_null());
+    let composed = schema.as_object().is_some_and(is_composed);
     let properties = || schema["properties"].as_object().into_iter().flatten();
     // Each of these takes the whole along.
     let copied = properties().filter(|(_, property)| refers(property)).count();
     !composed && (copied < 2 || copied * schema.to_string().len() <= MAX_COPIED_BYTES)
+}
+
+/// The tools, whose arguments are objects even where their schemas do not say so.
+pub(super) fn of_objects(tools: &[CallForm]) -> Vec<CallForm> {
+    let of_objects = |tool: &CallForm| {
+        let mut tool = tool.clone();
+        match tool.parameters.as_object_mut() {
+            Some(schema) if !is_composed(schema) => {
+                schema.entry("type").or_insert_with(|| "object".into());
+            }
+            Some(_) => {}
+            None => tool.parameters = json!({"type": "object"}),
+        }
+        tool
+    };
+    tools.iter().map(of_objects).collect()
+}
+
+/// Whether calls of a tool in Python can be held: its parameters are listed, each of a name that Python has, and none depends on
+/// another one.
+pub(super) fn is_called_in_python(tool: &CallForm) -> bool {
+    const KNOWN: [&str; 7] =
+        ["type", "properties", "required", "additionalProperties", "title", "description", "$schema"];
+    let Some(schema) = tool.parameters.as_object().filter(|_| is_listed(tool)) else { return false };
+    let of_letters =
+        |key: &String| !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let named = |key: &str| properties.is_some_and(|properties| properties.contains_key(key));
+    let listed =
+        properties.is_some_and(|properties| !properties.is_empty() && properties.keys().all(of_letters));
+    let is_empty = properties.is_none_or(|properties| properties.is_empty())
+        && schema.get("additionalProperties") == Some(&Value::Bool(false));
+    let is_known = |key: &String| KNOWN.contains(&key.as_str()) || key == "$defs" || key == "definitions";
+    (listed || is_empty) && schema.keys().all(is_known) && required(&tool.parameters).into_iter().all(named)
+}
+
+fn required(schema: &Value) -> Vec<&str> {
+    schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+fn is_composed(schema: &serde_json::Map<String, Value>) -> bool {
+    ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| schema.contains_key(*key))
+}
+
+/// Whether `schema`, a part of `root`, takes any value of a `kind`.
+fn takes(schema: &Value, root: &Value, kind: &str, steps: &mut usize) -> bool {
+    let Some(rest) = steps.checked_sub(1) else { return false };
+    *steps = rest;
+    if schema.get("const").is_some() || schema.get("enum").is_some() {
+        return false;
+    }
+    if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
+        let target = target.strip_prefix('#').and_then(|path| root.pointer(path));
+        return target.is_some_and(|target| takes(target, root, kind, steps));
+    }
+    let union = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(*key).and_then(Value::as_array));
+    if let Some(choices) = union {
+        return choices.iter().any(|choice| takes(choice, root, kind, steps));
+    }
+    match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().any(|one| one == kind),
+        one => one == kind,
+    }
 }
 
 /// The schema of one parameter of a tool as one that stands for itself.

@@ -58,7 +58,14 @@ fn a_call_of_every_form_is_sound_and_what_is_around_it_is_free() {
         "<think>{</think>\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}",
         "{\"name\": \"weather\", \"is\": \"no call\", \"parameters\": {\"city\": \"Oslo\"}}",
         "So: {\"name\": \"weather\", \"parameters\": {\"town\": 1}}",
-        "[weather(city=\"Rome\"), tree(next={\"next\": null})] and ",
+        "[weather(city=\"Rome\"), weather(city=\"Paris\")] and ",
+        "[tree(next={\"next\": null})] is free",
+        "{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}}",
+        "{\"function\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}",
+        "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}; {\"name\": \"weather\", \
+         \"parameters\": {\"city\": \"Paris\"}}",
+        "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}</tool_call>{\"name\": \"weather\", \
+         \"arguments\": {\"town",
         "<|python_start|>[weather(city=\"Rome\")]<|python_end|>",
         "<|python_start|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}<|python_end|>",
         "[weather] (town)",
@@ -185,12 +192,13 @@ fn a_tool_without_a_list_takes_parameters_of_any_name() {
 #[test]
 fn arguments_in_python_may_be_left_out_where_their_schema_says_so_and_have_its_words() {
     let parameters = json!({"type": "object", "properties": {
-        "deep": {"type": "boolean"}, "name": {"type": ["string", "null"]}, "size": {"type": "number"}}});
-    let (some, none) =
-        (|| vec![tool("look", parameters.clone())], || vec![tool("any", json!({"type": "object"}))]);
+        "deep": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "name": {"type": ["string", "null"]},
+        "size": {"$ref": "#/$defs/size"}}, "$defs": {"size": {"type": "number"}}});
+    let some = || vec![tool("look", parameters.clone())];
     for arguments in [
         "",
         "deep=True",
+        "deep=None",
         "deep=false",
         "name=None",
         "deep=False, name=\"a\", size=1.5",
@@ -201,13 +209,80 @@ fn arguments_in_python_may_be_left_out_where_their_schema_says_so_and_have_its_w
         let next = follow(&text, Tags::None, some()).unwrap_or_else(|at| panic!("{text}: not at {at}"));
         assert!(next.len() >= 256, "{text}: not free behind it");
     }
-    for (text, at) in
-        [("[look(deep=1", 11), ("[look(size=1, deep", 12), ("[look(deep=True,)", 16), ("[look(size=None", 11)]
-    {
+    for (text, at) in [
+        ("[look(deep=1", 11),
+        ("[look(size=1, deep", 12),
+        ("[look(deep=True,)", 16),
+        ("[look(size=None", 11),
+        ("[look(name=True", 11),
+    ] {
         assert_eq!(follow(text, Tags::None, some()), Err(at), "{text}");
     }
-    for text in ["[any()]", "[any(a=1, b_2=[\"x\"])]"] {
-        assert!(follow(text, Tags::None, none()).is_ok_and(|next| next.len() >= 256), "{text}");
+}
+
+#[test]
+fn tools_that_python_cannot_call_stay_free_in_lists() {
+    let of = |properties: Value, more: Value| {
+        let mut parameters = json!({"type": "object", "properties": properties});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        vec![tool("send", parameters)]
+    };
+    let text = json!({"type": "string"});
+    for tools in [
+        of(json!({"user-id": text}), json!({"required": ["user-id"]})),
+        of(json!({"": text}), json!({})),
+        of(json!({"a": text}), json!({"required": ["b"]})),
+        of(json!({"a": text}), json!({"required": ["a"], "minProperties": 1})),
+        of(json!({}), json!({"additionalProperties": {"type": "integer"}})),
+        // What JSON leaves out has no grammar of its own.
+        of(json!({"a": text, "old": false}), json!({})),
+    ] {
+        let said = "[send(x=1)]";
+        assert!(follow(said, Tags::None, tools.clone()).is_ok_and(|next| next.len() >= 256), "{tools:?}");
+        // In JSON they are held.
+        let name = "{\"name\": \"send\", \"parameters\": 5";
+        assert_eq!(follow(name, Tags::None, tools), Err(name.len() - 1));
+    }
+}
+
+#[test]
+fn no_token_reaches_beyond_the_head_of_a_bare_call() {
+    let mut tokens: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+    tokens.extend(["</s>", "\":\u{2581}{\"", "(\"", "er(\""].map(str::to_owned));
+    let kinds: Vec<i32> = (0..260)
+        .map(|id| {
+            if id == 256 {
+                3
+            } else if id > 256 {
+                1
+            } else {
+                6
+            }
+        })
+        .collect();
+    let mut writer = shard::gguf::Writer::new();
+    writer.add_str("tokenizer.ggml.model", "llama").add_strs("tokenizer.ggml.tokens", &tokens);
+    writer.add_f32s("tokenizer.ggml.scores", &[0.0; 260]).add_i32s("tokenizer.ggml.token_type", &kinds);
+    writer.add_u32("tokenizer.ggml.eos_token_id", 256);
+    let file = writer.start(Vec::new()).unwrap().finish().unwrap();
+    let tokenizer = Tokenizer::from_gguf(shard::gguf::Gguf::from_bytes(file).unwrap().metadata()).unwrap();
+    let constraints = Constraints::new(&tokenizer, 260, Tags::None).unwrap();
+    for (said, token, may) in [
+        ("{\"name\": \"weather\", \"parameters", 257, false),
+        ("{\"name\": \"weather\", \"param", 257, true),
+        ("{\"name", 257, true),
+        ("[weather", 258, false),
+        ("[weath", 259, false),
+        ("[weath", 258, true),
+        ("So weather", 258, true),
+    ] {
+        let mut constraint = constraints.constraint(&Format::Calls(tools())).unwrap().unwrap();
+        for byte in said.bytes() {
+            constraint.accept(&tokenizer, u32::from(byte)).unwrap();
+        }
+        let mut logits = vec![0.0; 260];
+        constraint.mask(&tokenizer, &mut logits).unwrap();
+        assert_eq!(logits[token] != IMPOSSIBLE, may, "{said} {}", tokens[token]);
     }
 }
 
@@ -265,6 +340,17 @@ fn what_is_no_call_of_these_tools_cannot_come() {
         (
             "{\"name\": \"tree\", \"parameters\": {\"next\": null}};{\"name\": \"weather\", \"arguments\": \"",
             80,
+        ),
+        ("{\"function\": {\"name\": \"weather\", \"parameters\": {\"town", 49),
+        ("{\"name\": \"weather\", \"parameters\": 5", 34),
+        ("<think>{</think>{\"name\": \"weather\", \"parameters\": {\"town", 52),
+        ("[THINK] [/THINK] [weather(town", 26),
+        ("<|python_start|>[weather(town", 25),
+        ("<|python_start|>{\"name\": \"weather\", \"parameters\": {\"town", 52),
+        (
+            "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}; {\"name\": \"weather\", \
+          \"parameters\": {\"town",
+            103,
         ),
         ("[weather(town", 9),
         ("[weather(city=\"Oslo", 15),
