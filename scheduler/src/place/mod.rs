@@ -20,10 +20,12 @@
 //! **Change.** Moving layers costs minutes of loading; `keep.rs` decides when advice is worth following, and what a
 //! newcomer or the survivors of a broken pipeline should hold without touching other nodes.
 //!
-//! Limits: one pipeline and one segment per node; one model. Sharing a node between models is admission's business.
+//! Limits: one pipeline and one segment per node; one model. A node that chooses layers of several divides its memory between them
+//! first (`knapsack.rs`), and follows that only where they do not all fit.
 
 mod anneal;
 mod keep;
+pub mod knapsack;
 mod split;
 pub mod stand;
 mod widen;

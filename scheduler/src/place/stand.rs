@@ -23,6 +23,8 @@
 //!
 //! Limits: [`MEMBERS`] of a group, [`IDLE`] of them repaired at a time; what holds for a chain without load is taken for all.
 
+mod ways;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Ground, MIN_GAIN, Pace, Room, Site, goodput_tps, place, widen, worth::Worth};
@@ -243,7 +245,8 @@ impl Stand {
             let before = held[at].clone();
             let alone = holders::alone(&self.named(&held), self.members[at].id);
             let mut found = None;
-            for window in self.scarce(&held, at) {
+            let Some(room) = &self.members[at].room else { continue };
+            for window in self.scarce(&held, at, room) {
                 // What it alone holds it does not leave.
                 if !alone.without(window).is_empty() {
                     continue;
@@ -266,9 +269,8 @@ impl Stand {
         (best, moves)
     }
 
-    /// Where a member has room: the few places whose layers the others compute slowest, the first ones of equal ones.
-    fn scarce(&self, held: &[LayerSet], at: usize) -> Vec<LayerRange> {
-        let Some(room) = &self.members[at].room else { return Vec::new() };
+    /// Where a member with `room` has place: the few whose layers the others compute slowest, the first ones of equal ones.
+    fn scarce(&self, held: &[LayerSet], at: usize, room: &Room) -> Vec<LayerRange> {
         let need = |layer: u32| {
             let holds = |(other, set): &(usize, &LayerSet)| *other != at && set.contains(layer);
             let speed = held.iter().enumerate().filter(holds);
@@ -344,16 +346,16 @@ mod tests {
     use crate::place::{Advice, Keeper, Move, SETTLE_MS};
     use crate::{Millis, ModelId};
 
-    fn node(n: u64) -> NodeId {
+    pub(super) fn node(n: u64) -> NodeId {
         NodeId::numbered(n)
     }
 
-    fn set(start: u32, end: u32) -> LayerSet {
+    pub(super) fn set(start: u32, end: u32) -> LayerSet {
         LayerRange::new(start, end).unwrap().into()
     }
 
     /// Members in order from 1 on: what each holds, its ms a layer, and its room if it chooses. `hop_ms` apart.
-    fn stand(
+    pub(super) fn stand(
         costs: Option<&LayerCosts>,
         num_layers: u32,
         members: &[(LayerSet, f64, Option<Room>)],

@@ -170,6 +170,7 @@ pub(super) struct Serving {
     pub(super) door: Door,
     pub(super) gate: Gate,
     pub(super) placing: Placing,
+    weights: Weights,
     waits: Waits,
     pub(super) totals: Totals,
     pub(super) pulls: Pulls,
@@ -192,12 +193,16 @@ impl Serving {
         let FirstModel { id: model, num_layers, file_bytes } = model;
         let kv_bytes = worker.kv_bytes;
         // A model that is not on this disk is not loaded again wherever others would like it.
-        let room = match serve {
-            Serve::Scarcest(layers) if absent.is_none() => {
-                Some(Room { bytes: caps.weights_bytes.unwrap_or(u64::MAX), ..Room::of_layers(layers) })
-            }
+        let first_chosen = match serve {
+            Serve::Scarcest(layers) if absent.is_none() => Some((0, layers)),
             _ => None,
         };
+        let beside_chosen =
+            beside.iter().zip(1..).filter_map(|(beside, place)| match (&beside.serve, &beside.place) {
+                (Serve::Scarcest(layers), Where::Here { .. }) => Some((place, *layers)),
+                _ => None,
+            });
+        let placing = Placing::new(first_chosen.into_iter().chain(beside_chosen));
         let (books, served) = mpsc::channel(BOOKS);
         let (deaths, died) = mpsc::channel(1);
         let (restarts, restarted) = mpsc::channel(1);
@@ -267,7 +272,8 @@ impl Serving {
             prefixes: Prefixes::default(),
             door: Door::new(kv_bytes.min(device_bytes)),
             gate: Gate::new(caps.sessions),
-            placing: Placing::new(room),
+            placing,
+            weights,
             waits: Waits::new(),
             totals: Totals::default(),
             pulls,
@@ -392,6 +398,9 @@ impl Serving {
         if !held.computes() {
             return Vec::new();
         }
-        if held.id == self.models.first.id { self.placing.offered(&held.served) } else { held.served.clone() }
+        match self.models.all().position(|other| other.id == held.id) {
+            Some(place) => self.placing.offered(place, &held.served),
+            None => held.served.clone(),
+        }
     }
 }

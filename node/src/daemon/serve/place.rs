@@ -14,16 +14,21 @@
 //! a layer that another node held when it was decided, and none holds any more, keeps this node where it is. A worker
 //! that cannot load leaves everything as it was too.
 //!
-//! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; only the
-//! first model's layers are placed.
+//! A node may choose layers of several models (`--also`). Where all of each fit in the memory for weights, the models take turns. Where
+//! they do not, that memory is divided between them by what each is asked for and lacks ([`knapsack`]): a model gives up layers that
+//! others hold, too, and when they are gone another one takes the memory.
+//!
+//! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; a model that
+//! came over the network stays as it came; others hear of the room for one model.
 
 use std::collections::BTreeMap;
 
 use scheduler::{
-    LayerRange, LayerSet, Millis, NodeId, holders,
+    LayerRange, LayerSet, Millis, ModelId, NodeId, holders,
     layer_cost::LayerCosts,
     place::{
         Advice, Keeper, Move, Room,
+        knapsack::{self, Division},
         stand::{self, Advised, Stand},
     },
 };
@@ -33,7 +38,7 @@ use tokio::sync::{
     oneshot::{self, error::TryRecvError},
 };
 
-use super::{Serving, initial_placement::with_ends};
+use super::{Held, Serving, initial_placement::with_ends};
 use crate::{
     daemon::view::{TTL_MS, Viewing},
     worker::{self, Output, Ready, Worker},
@@ -55,62 +60,87 @@ const PATIENCE_MS: u64 = 20_000;
 
 /// A worker with other layers.
 pub(crate) struct Moved {
-    pub layers: LayerRange,
+    /// Of the model at this place.
+    place: usize,
+    layers: LayerRange,
     /// What it was to compute on.
     device: DeviceName,
     /// The worker, what it holds, what it will say; or why there is none.
-    pub worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
+    worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
+}
+
+/// A model whose layers the node chooses.
+struct Chosen {
+    /// So many at most.
+    layers: u32,
+    keeper: Keeper,
+    /// What came of looking last.
+    last: Advised,
+    withdrawn: Option<LayerRange>,
+}
+
+/// What came of looking.
+enum Considered {
+    /// Of the model at this place.
+    One(usize, Advised),
+    /// Of the models at these places, between which memory is divided.
+    Several(Vec<usize>, Division),
 }
 
 /// What this node does about its layers.
 pub(crate) struct Placing {
-    /// What it may hold; `None` when the user said which.
-    room: Option<Room>,
-    keeper: Keeper,
+    /// The models whose layers it chooses, by place.
+    models: BTreeMap<usize, Chosen>,
     looked: Millis,
-    /// The keeper's clock.
+    /// The keepers' clock.
     clock: Millis,
+    /// Whose turn it was last.
+    turn: usize,
     /// What is being thought out beside the loop, and of which state of the view.
-    considering: Option<(u64, oneshot::Receiver<Advised>)>,
-    /// What came of it last.
-    last: Advised,
-    withdrawn: Option<LayerRange>,
+    considering: Option<(u64, oneshot::Receiver<Considered>)>,
     loading: bool,
     /// Ready, and since when it waits for sessions to end.
     waiting: Option<(Moved, Millis)>,
 }
 
 impl Placing {
-    /// A node that may hold layers of its choice, as far as there is `room`.
-    pub fn new(room: Option<Room>) -> Self {
-        Self {
-            room,
+    /// A node that may choose so many layers at most of the models at these places.
+    pub fn new(layers: impl IntoIterator<Item = (usize, u32)>) -> Self {
+        let chosen = |layers: u32| Chosen {
+            layers,
             keeper: Keeper::lasting(u64::from(TTL_MS)),
-            looked: Millis(0),
-            clock: Millis(0),
-            considering: None,
             last: Advised::default(),
             withdrawn: None,
+        };
+        Self {
+            models: layers.into_iter().map(|(place, layers)| (place, chosen(layers))).collect(),
+            looked: Millis(0),
+            clock: Millis(0),
+            turn: 0,
+            considering: None,
             loading: false,
             waiting: None,
         }
     }
 
-    /// Has `stand`, taken of the view in `state`, thought out.
-    fn consider(&mut self, stand: Stand, state: u64) {
+    /// Has `think` done, of the view in `state`.
+    fn consider(&mut self, state: u64, think: impl FnOnce() -> Considered + Send + 'static) {
         let (told, heard) = oneshot::channel();
         self.considering = Some((state, heard));
-        let last = std::mem::take(&mut self.last);
-        tokio::task::spawn_blocking(move || drop(told.send(stand.advise(&last))));
+        tokio::task::spawn_blocking(move || drop(told.send(think())));
     }
 
     /// What came of it, as soon as it is there.
-    fn considered(&mut self) -> Option<(u64, Advised)> {
+    fn considered(&mut self) -> Option<(u64, Considered)> {
         let (state, heard) = self.considering.as_mut()?;
         let found = match heard.try_recv() {
-            Ok(advised) => {
-                self.last = advised.clone();
-                Some((*state, advised))
+            Ok(considered) => {
+                if let Considered::One(place, advised) = &considered
+                    && let Some(chosen) = self.models.get_mut(place)
+                {
+                    chosen.last = advised.clone();
+                }
+                Some((*state, considered))
             }
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Closed) => None,
@@ -119,9 +149,15 @@ impl Placing {
         found
     }
 
-    /// What of the layers served is announced: all, or what will be kept.
-    pub fn offered(&self, served: &[LayerRange]) -> Vec<LayerRange> {
-        match self.withdrawn {
+    fn stays(&mut self, place: usize) {
+        if let Some(chosen) = self.models.get_mut(&place) {
+            chosen.withdrawn = None;
+        }
+    }
+
+    /// What of the layers served of the model at `place` is announced: all, or what will be kept.
+    pub fn offered(&self, place: usize, served: &[LayerRange]) -> Vec<LayerRange> {
+        match self.models.get(&place).and_then(|chosen| chosen.withdrawn) {
             None => served.to_vec(),
             Some(kept) => served.iter().filter_map(|range| range.intersect(kept)).collect(),
         }
@@ -158,22 +194,51 @@ fn between(num_layers: u32) -> Option<LayerRange> {
 }
 
 impl Serving {
-    /// What is served of the layers between the ends: no requester needs the ends from another node.
-    fn between_ends(&self) -> LayerSet {
-        let between = between(self.models.first.ready.num_layers);
-        self.models.first.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
+    /// What is served of the layers of a model between the ends: no requester needs the ends from another node.
+    fn between_ends(held: &Held) -> LayerSet {
+        let between = between(held.ready.num_layers);
+        held.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
+    }
+
+    /// The model at a place, if there is something to choose: it is in memory and whole.
+    fn chosen(&self, place: usize) -> Option<&Held> {
+        let held = self.models.at(place)?;
+        let is_there = held.ready.num_layers > 2 && held.fetching.is_none() && !held.is_unloaded();
+        (is_there && self.placing.models.contains_key(&place)).then_some(held)
+    }
+
+    /// What this node may hold of the model at a place, if it chooses itself.
+    fn room(&self, place: usize) -> Option<Room> {
+        let held = self.chosen(place)?;
+        let layers = self.placing.models.get(&place)?.layers;
+        let costs = held.ready.costs.clone();
+        let own = Self::between_ends(held);
+        let weighs = |costs: &LayerCosts| own.ranges().iter().map(|range| costs.weight_bytes(*range)).sum();
+        let own_bytes = costs.as_ref().map_or(0, weighs);
+        // What it holds now it may hold elsewhere. The ends are in memory in any case.
+        let ends_bytes = held.ready.memory.resident_bytes.saturating_sub(own_bytes);
+        let left = self.weights.left_bytes(place).map_or(u64::MAX, |left| left.saturating_sub(ends_bytes));
+        (layers > 0).then(|| Room { layers, bytes: left.max(own_bytes), costs })
     }
 
     /// What this node may hold of its first model, if it chooses itself.
     pub(crate) fn place_room(&self) -> Option<Room> {
-        let ready = &self.models.first.ready;
-        let mut room = self.placing.room.clone().filter(|room| room.layers > 0 && ready.num_layers > 2)?;
-        room.costs = ready.costs.clone();
-        let own = self.between_ends();
-        let weighs = |costs: &LayerCosts| own.ranges().iter().map(|range| costs.weight_bytes(*range)).sum();
-        // What it holds now it may hold elsewhere.
-        room.bytes = room.bytes.max(room.costs.as_ref().map_or(0, weighs));
-        Some(room)
+        self.room(0)
+    }
+
+    /// Memory for what is placed of the models at `places` together; `None` where all of each fits.
+    fn budget(&self, places: &[usize]) -> Option<u64> {
+        let (mut budget, mut wanted) = (0u64, 0u64);
+        for place in places {
+            let held = self.chosen(*place)?;
+            let costs = held.ready.costs.as_ref()?;
+            let own = Self::between_ends(held);
+            budget += own.ranges().iter().map(|range| costs.weight_bytes(*range)).sum::<u64>();
+            wanted = wanted.saturating_add(costs.weight_bytes(between(held.ready.num_layers)?));
+        }
+        // What no model has taken is each one's to take.
+        let budget = budget.saturating_add(self.weights.free_bytes()?);
+        (places.len() > 1 && wanted > budget).then_some(budget)
     }
 
     /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change. At `unix_ms` of
@@ -186,100 +251,186 @@ impl Serving {
         if since < TICK_MS || self.gate.is_draining() || busy {
             return switched;
         }
-        let Some(room) = self.place_room() else { return switched };
-        let (num_layers, others, own) =
-            (self.models.first.ready.num_layers, self.others(view), self.between_ends());
-        let held = others.iter().fold(own.clone(), |held, other| held.union(&other.held));
-        let bare = (1..num_layers - 1).any(|layer| !held.contains(layer));
+        let places: Vec<usize> =
+            self.placing.models.keys().copied().filter(|place| self.room(*place).is_some()).collect();
+        if places.is_empty() {
+            return switched;
+        }
+        let bare = places.iter().any(|place| self.is_bare(*place, view));
         let hurry = if bare { HURRY } else { 1 };
-        let placing = &mut self.placing;
-        let Some((state, advised)) = placing.considered() else {
-            if placing.considering.is_none() && since >= TICK_MS.max(LOOK_MS / hurry) {
-                match self.stand(view, room) {
-                    Some(stand) => self.placing.consider(stand, heard(&others)),
-                    // This node has not said yet what it holds.
-                    None => self.placing.looked = now,
-                }
+        let Some((state, considered)) = self.placing.considered() else {
+            if self.placing.considering.is_none() && since >= TICK_MS.max(LOOK_MS / hurry) {
+                self.look(&places, view, now);
             }
             return switched;
         };
+        let placing = &mut self.placing;
         placing.looked = now;
         placing.clock = Millis(placing.clock.0 + since * hurry);
-        let choice = Move {
-            node: self.node.me,
-            held: &own,
-            advised: advised.of(self.node.me),
-            present_tps: advised.present_tps,
-            advised_tps: advised.advised_tps,
-            secures: advised.secures,
-            alone: &alone(self.node.me, &own, &others),
-            movers: &advised.movers(self.node.me),
-            tick: turn(unix_ms, hurry),
-            state: if bare { placing.clock.0 } else { state },
+        let state = if bare { placing.clock.0 } else { state };
+        let tick = turn(unix_ms, hurry);
+        let reconsidered = match considered {
+            Considered::One(place, advised) => {
+                let movers = advised.movers(self.node.me);
+                let wanted = Wanted {
+                    layers: advised.of(self.node.me),
+                    tps: [advised.present_tps, advised.advised_tps],
+                    secures: advised.secures,
+                    movers: &movers,
+                };
+                self.weigh(place, &wanted, (tick, state), view)
+            }
+            Considered::Several(places, division) => {
+                let Division { present, advised, secures, moves } = &division;
+                let me = [self.node.me];
+                let mut any = false;
+                for (number, place) in places.iter().enumerate() {
+                    let layers = moves.iter().find(|(other, _)| *other == number).map(|(_, layers)| *layers);
+                    // Not before another model has given up what it takes.
+                    let layers = layers.filter(|layers| self.fits(*place, *layers));
+                    let wanted = Wanted { layers, tps: [*present, *advised], secures: *secures, movers: &me };
+                    any |= self.weigh(*place, &wanted, (tick, state), view);
+                    if self.placing.loading {
+                        break;
+                    }
+                }
+                any
+            }
         };
-        let advice = placing.keeper.tick(placing.clock, &choice);
+        switched || reconsidered
+    }
+
+    /// Whether a layer of the model at a place has no holder.
+    fn is_bare(&self, place: usize, view: &Viewing) -> bool {
+        let Some(held) = self.models.at(place) else { return false };
+        let others = self.others(held.id, view);
+        let all = others.iter().fold(Self::between_ends(held), |all, other| all.union(&other.held));
+        (1..held.ready.num_layers.saturating_sub(1)).any(|layer| !all.contains(layer))
+    }
+
+    /// Whether there is memory for these layers of the model at a place now.
+    fn fits(&self, place: usize, layers: LayerRange) -> bool {
+        let room = self.room(place);
+        room.and_then(|room| room.longest(layers.start(), layers.end())) == Some(layers)
+    }
+
+    /// Which announcements of those who hold the model at a place are believed.
+    fn heard(&self, place: usize, view: &Viewing) -> u64 {
+        self.models.at(place).map_or(0, |held| heard(&self.others(held.id, view)))
+    }
+
+    /// Has it thought out what this node should hold of the models at `places`.
+    fn look(&mut self, places: &[usize], view: &Viewing, now: Millis) {
+        let me = self.node.me;
+        if let Some(budget) = self.budget(places) {
+            let state = places.iter().map(|place| self.heard(*place, view)).fold(0, u64::wrapping_add);
+            let stands: Option<Vec<Stand>> =
+                places.iter().map(|place| self.stand(*place, view, Some(budget))).collect();
+            // A model of which this node has not said yet what it holds.
+            let Some(stands) = stands else { return self.placing.looked = now };
+            let places = places.to_vec();
+            return self
+                .placing
+                .consider(state, move || Considered::Several(places, knapsack::divide(me, &stands, budget)));
+        }
+        let next = places.iter().find(|place| **place > self.placing.turn).or(places.first());
+        let Some(place) = next.copied() else { return };
+        self.placing.turn = place;
+        let Some(stand) = self.stand(place, view, None) else { return self.placing.looked = now };
+        let state = self.heard(place, view);
+        let last = self.placing.models.get_mut(&place).map(|chosen| std::mem::take(&mut chosen.last));
+        let last = last.unwrap_or_default();
+        self.placing.consider(state, move || Considered::One(place, stand.advise(&last)));
+    }
+
+    /// What the keeper of the model at `place` makes of what is wanted; whether others should hear of a change.
+    fn weigh(
+        &mut self,
+        place: usize,
+        wanted: &Wanted<'_>,
+        (tick, state): (u64, u64),
+        view: &Viewing,
+    ) -> bool {
+        let Some(held) = self.models.at(place) else { return false };
+        let (me, own, others) = (self.node.me, Self::between_ends(held), self.others(held.id, view));
+        let model = held.about.name.clone();
+        let [present_tps, advised_tps] = wanted.tps;
+        let choice = Move {
+            node: me,
+            held: &own,
+            advised: wanted.layers,
+            present_tps,
+            advised_tps,
+            secures: wanted.secures,
+            alone: &alone(me, &own, &others),
+            movers: wanted.movers,
+            tick,
+            state,
+        };
+        let clock = self.placing.clock;
+        let Some(chosen) = self.placing.models.get_mut(&place) else { return false };
+        let advice = chosen.keeper.tick(clock, &choice);
         let withdrawn = match advice {
             Advice::Stay => None,
             Advice::Withdraw(layers) | Advice::Hold(layers) => Some(layers),
         };
-        let reconsidered = placing.withdrawn != withdrawn;
+        let reconsidered = chosen.withdrawn != withdrawn;
         if reconsidered {
-            let (present_tps, advised_tps) = (advised.present_tps, advised.advised_tps);
-            tracing::info!(?advice, present_tps, advised_tps, "layers reconsidered");
-            placing.withdrawn = withdrawn;
+            tracing::info!(model, ?advice, present_tps, advised_tps, "layers reconsidered");
+            chosen.withdrawn = withdrawn;
         }
         if let Advice::Hold(layers) = advice {
-            self.load(layers);
+            self.load(place, layers);
         }
-        switched || reconsidered
+        reconsidered
     }
 
-    /// Where this node and those around it stand that hold its first model.
-    fn stand(&self, view: &Viewing, room: Room) -> Option<Stand> {
-        let (first, me) = (&self.models.first, self.node.me);
-        let holds = |node: &NodeId| view.swarm.get(*node)?.holding(first.id).map(|_| *node);
-        let place = |node: NodeId| (node, view.swarm.coordinate(node).unwrap_or_default());
-        let places = view.facts.keys().filter_map(holds).chain([me]).map(place);
-        let group = stand::group(me, places.collect());
+    /// Where this node and those around it stand that hold the model at a place; with room for `bytes` of it where that is said.
+    fn stand(&self, place: usize, view: &Viewing, bytes: Option<u64>) -> Option<Stand> {
+        let (held, me) = (self.chosen(place)?, self.node.me);
+        let mut room = self.room(place)?;
+        room.bytes = bytes.unwrap_or(room.bytes);
+        let holds = |node: &NodeId| view.swarm.get(*node)?.holding(held.id).map(|_| *node);
+        let at = |node: NodeId| (node, view.swarm.coordinate(node).unwrap_or_default());
+        let all = view.facts.keys().filter_map(holds).chain([me]).map(at);
+        let group = stand::group(me, all.collect());
         let costs = &room.costs;
         let told = |node: &NodeId| {
             let facts = view.facts.get(node)?;
             let told = facts.room?;
-            let of = facts.offers.get(usize::from(told.offer)).filter(|offer| offer.model == first.id);
+            let of = facts.offers.get(usize::from(told.offer)).filter(|offer| offer.model == held.id);
             let room = Room { layers: told.layers, bytes: told.bytes, costs: costs.clone() };
             of.map(|_| (*node, room))
         };
         let mut rooms: BTreeMap<NodeId, Room> = group.iter().filter_map(told).collect();
         rooms.insert(me, room.clone());
-        let num_layers = first.ready.num_layers;
+        let num_layers = held.ready.num_layers;
         let snapshot = match costs {
-            Some(costs) => view.swarm.snapshot_of(first.id, costs, 0, me),
-            None => view.swarm.snapshot(first.id, num_layers, me),
+            Some(costs) => view.swarm.snapshot_of(held.id, costs, 0, me),
+            None => view.swarm.snapshot(held.id, num_layers, me),
         };
         Stand::of(&snapshot.ok()?, &group, &rooms, between(num_layers)?)
     }
 
-    fn others(&self, view: &Viewing) -> Vec<Other> {
+    fn others(&self, model: ModelId, view: &Viewing) -> Vec<Other> {
         let of = |node: &NodeId| {
             let capability = view.swarm.get(*node)?;
-            let holding =
-                capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
+            let holding = capability.holding(model).filter(|_| !capability.claim().draining)?;
             let sequence = capability.claim().sequence;
             Some(Other { node: *node, sequence, held: holding.held_set() })
         };
         view.facts.keys().filter_map(of).collect()
     }
 
-    fn load(&mut self, layers: LayerRange) {
-        self.placing.loading = true;
+    fn load(&mut self, place: usize, layers: LayerRange) {
+        let Some(held) = self.models.at(place) else { return };
         let moved = self.moves.clone();
-        let num_layers = self.models.first.ready.num_layers;
-        let spec =
-            worker::Spec { layers: with_ends(&[layers], num_layers), ..self.models.first.spec.clone() };
+        let spec = worker::Spec { layers: with_ends(&[layers], held.ready.num_layers), ..held.spec.clone() };
+        self.placing.loading = true;
         tokio::spawn(async move {
             let device = spec.device;
             let worker = worker::spawn_rehearsed(spec).await.map_err(|fault| fault.to_string());
-            let _ = moved.send(Moved { layers, device, worker }).await;
+            let _ = moved.send(Moved { place, layers, device, worker }).await;
         });
     }
 
@@ -293,7 +444,7 @@ impl Serving {
             }
             Err(why) => {
                 tracing::warn!(layers = %moved.layers, why, "other layers cannot be loaded; these stay");
-                self.placing.withdrawn = None;
+                self.placing.stays(moved.place);
                 true
             }
         }
@@ -306,36 +457,52 @@ impl Serving {
         if !self.placing.waiting.as_ref().is_some_and(|(_, since)| due(since)) {
             return false;
         }
-        let Some((Moved { layers, device, worker: Ok((worker, ready, outputs)) }, _)) =
+        let Some((Moved { place, layers, device, worker: Ok((worker, ready, outputs)) }, _)) =
             self.placing.waiting.take()
         else {
             return false;
         };
-        if !self.models.first.takes(device, ready.class) {
-            tracing::info!(%layers, %device, "the device failed while other layers were loaded: these stay");
+        let Some(held) = self.models.at(place) else { return false };
+        let model = held.about.name.clone();
+        self.placing.stays(place);
+        if !held.takes(device, ready.class) {
+            tracing::info!(model, %layers, %device, "the device failed while other layers were loaded: these stay");
             worker.kill();
-            self.placing.withdrawn = None;
             return true;
         }
-        let alone = alone(self.node.me, &self.between_ends(), &self.others(view));
+        let alone = alone(self.node.me, &Self::between_ends(held), &self.others(held.id, view));
         if !alone.without(layers).is_empty() {
-            tracing::info!(%layers, "no other node holds what this node would leave any more: it stays");
+            tracing::info!(model, %layers, "no other node holds what this node would leave any more: it stays");
             worker.kill();
-            self.placing.withdrawn = None;
             return true;
         }
-        tracing::info!(%layers, "other layers are served from now on");
+        if self.weights.take(place, ready.memory.resident_bytes).is_err() {
+            tracing::info!(model, %layers, "another model took the memory meanwhile: these stay");
+            let _ = self.weights.take(place, held.ready.memory.resident_bytes);
+            worker.kill();
+            return true;
+        }
+        tracing::info!(model, %layers, "other layers are served from now on");
         self.models.listen_to(outputs, worker.pid());
-        let old = self.models.first.worker.borrow().clone();
-        self.models.first.spec.layers = ready.layers.clone();
-        self.models.first.loaded = ready.layers.clone();
-        self.models.first.served = vec![layers];
-        self.models.first.ready = ready;
-        self.models.first.replace(worker);
+        let Some(held) = self.models.place_mut(place) else { return false };
+        let old = held.worker.borrow().clone();
+        held.spec.layers = ready.layers.clone();
+        held.loaded = ready.layers.clone();
+        held.served = vec![layers];
+        held.ready = ready;
+        held.replace(worker);
         old.kill();
-        self.placing.withdrawn = None;
         true
     }
+}
+
+/// What is wanted of a model.
+struct Wanted<'a> {
+    layers: Option<LayerRange>,
+    /// As things are, and once it is followed.
+    tps: [f64; 2],
+    secures: bool,
+    movers: &'a [NodeId],
 }
 
 #[cfg(test)]
@@ -389,12 +556,18 @@ mod tests {
 
     #[test]
     fn what_is_withdrawn_is_not_offered() {
-        let mut placing = Placing::new(Some(Room::of_layers(3)));
+        let mut placing = Placing::new([(0, 3), (2, 3)]);
         let served = [LayerRange::new(1, 4).unwrap()];
-        assert_eq!(placing.offered(&served), served);
-        placing.withdrawn = LayerRange::new(3, 6);
-        assert_eq!(placing.offered(&served), [LayerRange::new(3, 4).unwrap()]);
-        placing.withdrawn = LayerRange::new(5, 7);
-        assert!(placing.offered(&served).is_empty());
+        assert_eq!(placing.offered(0, &served), served);
+        placing.models.get_mut(&0).unwrap().withdrawn = LayerRange::new(3, 6);
+        assert_eq!(placing.offered(0, &served), [LayerRange::new(3, 4).unwrap()]);
+        assert_eq!(
+            (placing.offered(1, &served), placing.offered(2, &served)),
+            (served.to_vec(), served.to_vec())
+        );
+        placing.models.get_mut(&0).unwrap().withdrawn = LayerRange::new(5, 7);
+        assert!(placing.offered(0, &served).is_empty());
+        placing.stays(0);
+        assert_eq!(placing.offered(0, &served), served);
     }
 }

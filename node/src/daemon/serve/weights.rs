@@ -47,6 +47,11 @@ impl Weights {
         self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
     }
 
+    /// What no model has taken, bytes; `None` for no bound.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        self.left_bytes(usize::MAX)
+    }
+
     fn left(&self, taken: &BTreeMap<usize, u64>, place: usize) -> Option<u64> {
         let beside = self.beside();
         let others = taken.iter().chain(beside.iter()).filter(|(other, _)| **other != place);
@@ -92,6 +97,7 @@ mod tests {
         assert_eq!(weights.take(0, 60), Ok(()));
         assert_eq!((weights.left_bytes(0), weights.left_bytes(1)), (Some(100), Some(40)));
         assert_eq!(weights.clone().take(1, 30), Ok(()));
+        assert_eq!(weights.free_bytes(), Some(10));
         assert_eq!(weights.take(1, 10), Ok(()), "an attempt that is repeated takes its place again");
         assert_eq!((weights.left_bytes(2), weights.take(2, 31)), (Some(30), Err(30)));
         assert_eq!(weights.take(0, 200), Ok(()), "what the node was started with is loaded in any case");

@@ -6,8 +6,7 @@
 //!
 //! A model that nothing needs for a while may be unloaded (`idle.rs`).
 //!
-//! Limits: [`MOST_BESIDE`] models beside the first; only the first model's layers are moved (`place.rs`) and only its holders are
-//! challenged (`trust/probation.rs`).
+//! Limits: [`MOST_BESIDE`] models beside the first, of which only the first's holders are challenged (`trust/probation.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -453,6 +452,11 @@ impl Models {
     }
 
     /// The model at a place: 0 is the first.
+    pub(crate) fn at(&self, place: usize) -> Option<&Held> {
+        self.all().nth(place)
+    }
+
+    /// As [`Models::at`].
     pub(crate) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
         match place.checked_sub(1) {
             None => Some(&mut self.first),
