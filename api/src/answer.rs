@@ -322,11 +322,13 @@ fn cut(
                     pieces.push(Piece::Failover { lost, replacement, stall_ms });
                 }
                 Event::Done(done) => {
-                    reader.finish(done.finish == Finish::Length, &mut pieces);
+                    // A stop within a call leaves it as incomplete as a limit does.
+                    reader.finish(done.finish == Finish::Length || done.stop.is_some(), &mut pieces);
                     ended = true;
                     called |= pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }));
                     let end = match done.finish {
                         Finish::Length if reader.parser.was_cut() => Ended::Length,
+                        Finish::Stop if reader.parser.was_cut() => Ended::Stop,
                         _ if called => Ended::Calls,
                         Finish::Stop => Ended::Stop,
                         Finish::Length => Ended::Length,

@@ -164,6 +164,8 @@ impl Parser {
     pub(crate) fn finish(&mut self, cut: bool) -> Vec<Parsed> {
         let mut out = Vec::new();
         match self.state {
+            // The form says that it was to become a call, of which nothing is known.
+            State::Start if cut && self.forced => self.held.clear(),
             State::Start | State::Text | State::Plain => self.flush(&mut out),
             State::Arguments(..) => {
                 self.cut = cut;

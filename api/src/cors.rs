@@ -46,7 +46,7 @@ pub(crate) fn is_preflight(request: &Request) -> bool {
 pub(crate) fn preflight(asked: &HeaderMap) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE_S));
     let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
     if let Some(wanted) = wanted.filter(|wanted| wanted.len() <= MAX_ASKED_BYTES) {

@@ -53,6 +53,7 @@ mod queue;
 pub mod reasoning;
 mod router;
 mod schema;
+mod schema_loose;
 pub mod schema_refs;
 mod server;
 mod sse;

@@ -28,8 +28,8 @@ use crate::{
 const MAX_HEADERS: usize = 100;
 /// An honest client sends its headers at once.
 const HEADER_DEADLINE: Duration = Duration::from_secs(10);
-/// How long answers under way may take to end when the server stops.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long answers under way may take to end when the server stops: a node that leaves lets them run for 10 s.
+const GRACE: Duration = Duration::from_secs(12);
 /// Pause after a failed accept: out of file descriptors, trying again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

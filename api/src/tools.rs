@@ -9,7 +9,7 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{CallForm, Failure, Format},
-    schema, schema_refs,
+    schema, schema_loose, schema_refs,
 };
 
 /// OpenAI's own bound, taken for Anthropic's, too.
@@ -21,6 +21,9 @@ const MAX_TOOL_VALUES: usize = 1 << 14;
 const MAX_TOOL_BYTES: usize = 1 << 20;
 /// OpenAI's own bound on names.
 const MAX_NAME_BYTES: usize = 64;
+
+/// Keywords of a schema that lists no properties and speaks of none.
+const EMPTY: &[&str] = &["type", "properties", "required", "title", "description", "$schema"];
 
 /// Why a choice of a tool that was left out is refused.
 pub(crate) const DEMANDS_LEFT_OUT: &str =
@@ -43,6 +46,8 @@ pub(crate) struct Offer {
     pub demanded: Option<String>,
     /// Whether an answer may hold one call only.
     pub single: bool,
+    /// What of the tools' schemas no answer is held to.
+    pub left_out: Vec<String>,
 }
 
 impl Offer {
@@ -77,15 +82,32 @@ impl Offer {
             Some(_) => function.any(schema).cloned().unwrap_or_default(),
             None => json!({"type": "object", "properties": {}}),
         };
+        let is_object = match &parameters["type"] {
+            Value::Null => true,
+            Value::Array(kinds) => kinds.iter().any(|kind| kind == "object"),
+            kind => kind == "object",
+        };
+        if !is_object {
+            return Err(
+                function.refuse(schema, "must be the schema of an object: a call has named arguments")
+            );
+        }
         let description = function.text("description")?.unwrap_or("");
-        Ok(json!({
+        let mut made = json!({
             "type": "function",
             "function": {"name": name, "description": description, "parameters": parameters}
-        }))
+        });
+        if function.bool("strict")?.unwrap_or(false) {
+            // Until [`Offer::new`]: no template shows it.
+            made["strict"] = true.into();
+        }
+        Ok(made)
     }
 
     /// Puts tools and choice together; `field` is what a refusal of the choice names.
-    pub(crate) fn new(tools: Vec<Value>, choice: Choice, field: &str) -> Result<Self, ApiError> {
+    pub(crate) fn new(mut tools: Vec<Value>, choice: Choice, field: &str) -> Result<Self, ApiError> {
+        let is_strict = |tool: &mut Value| tool.as_object_mut()?.shift_remove("strict")?.as_bool();
+        let strict: Vec<bool> = tools.iter_mut().map(|tool| is_strict(tool).unwrap_or(false)).collect();
         if tools.iter().map(values).sum::<usize>() > MAX_TOOL_VALUES {
             let why = format_args!("may have at most {MAX_TOOL_VALUES} values; offer fewer or simpler tools");
             return Err(ApiError::field("tools", why));
@@ -96,23 +118,35 @@ impl Offer {
         }
         let name = |tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned();
         let names: Vec<String> = tools.iter().map(name).collect();
-        let demanded = |tool: &&Value| match &choice {
+        let demanded = |at: &usize| match &choice {
             Choice::Required => true,
-            Choice::Named(wanted) => name(tool) == *wanted,
+            Choice::Named(wanted) => names[*at] == *wanted,
             Choice::Auto | Choice::None => false,
         };
-        let demanded: Vec<&Value> = tools.iter().filter(demanded).collect();
+        let demanded: Vec<usize> = (0..tools.len()).filter(demanded).collect();
         let place = |at: usize| if demanded.len() == 1 { String::new() } else { format!("/anyOf/{at}") };
-        let mut room = schema::Room::full();
-        let mut closed = |tool: &Value| {
-            let closed = schema::close(&tool["function"]["parameters"], &mut room);
-            closed.map_err(|why| {
-                ApiError::field("tools", format_args!("has `{}`, whose schema {why}", name(tool)))
-            })
+        let (mut room, mut left_out) = (schema::Room::full(), Vec::new());
+        let mut closed = |at: usize| {
+            let closed = schema::close(&tools[at]["function"]["parameters"], &mut room);
+            let mut closed = closed.map_err(|why| {
+                ApiError::field("tools", format_args!("has `{}`, whose schema {why}", names[at]))
+            })?;
+            if !strict[at] {
+                let mut left = |keyword: &str| left_out.push(format!("tools.{}.{keyword}", names[at]));
+                schema_loose::loosen(&mut closed, &mut left);
+            }
+            let lists_none = closed["properties"].as_object().is_some_and(serde_json::Map::is_empty);
+            if let Some(schema) = closed.as_object_mut() {
+                schema.insert("type".into(), "object".into());
+                if lists_none && schema.keys().all(|key| EMPTY.contains(&key.as_str())) {
+                    schema.insert("additionalProperties".into(), false.into());
+                }
+            }
+            Ok::<_, ApiError>(closed)
         };
         let mut schemas = Vec::new();
-        for (at, tool) in demanded.iter().enumerate() {
-            schemas.push(call_schema(tool, &closed(tool)?, &place(at)));
+        for (number, at) in demanded.iter().enumerate() {
+            schemas.push(call_schema(&tools[*at], &closed(*at)?, &place(number)));
         }
         let forces = matches!(choice, Choice::Required | Choice::Named(_));
         if forces && schemas.is_empty() {
@@ -122,21 +156,22 @@ impl Offer {
             return Ok(Self::default());
         }
         let one = match demanded[..] {
-            [tool] => Some(name(tool)),
+            [at] => Some(names[at].clone()),
             _ => None,
         };
         let forced = match <[Value; 1]>::try_from(schemas) {
             Ok([schema]) => Some(Format::JsonSchema(schema)),
             Err(schemas) => (!schemas.is_empty()).then(|| Format::JsonSchema(json!({"anyOf": schemas}))),
         };
-        let mut form = |tool: &Value| Ok(CallForm { name: name(tool), parameters: closed(tool)? });
+        let mut form = |at: usize| Ok(CallForm { name: names[at].clone(), parameters: closed(at)? });
         let free = match forced {
             Some(_) => None,
-            None => Some(Format::Calls(tools.iter().map(&mut form).collect::<Result<_, ApiError>>()?)),
+            None => Some(Format::Calls((0..tools.len()).map(&mut form).collect::<Result<_, ApiError>>()?)),
         };
         let demanded = one.filter(|_| forced.is_some());
         let types = Arc::new(Types::new(&tools));
-        Ok(Self { tools: Some(Value::Array(tools)), names, types, forced, free, demanded, single: false })
+        let tools = Some(Value::Array(tools));
+        Ok(Self { tools, names, types, forced, free, demanded, single: false, left_out })
     }
 
     /// A failure to answer in `format`: where that form was made of the tools, they are to blame.
@@ -177,6 +212,11 @@ impl Choice {
             },
             Some(value) => {
                 let choice = Fields::at(value, "tool_choice")?;
+                if choice.text("type")? == Some("allowed_tools") {
+                    let why =
+                        "`allowed_tools` is not supported: offer those tools only, and say auto or required";
+                    return Err(fields.refuse("tool_choice", why));
+                }
                 let function = choice.object("function")?.unwrap_or(choice);
                 Self::Named(required(&function, "name", function.text("name")?)?.to_owned())
             }

@@ -113,7 +113,7 @@ async fn pages_of_one_named_origin_may_ask_with_the_token() {
         reply.header("access-control-allow-headers"),
         Some("authorization,content-type,x-stainless-os")
     );
-    assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST"));
+    assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST, DELETE"));
     // The name of the host is held as ever.
     let reply = api.send("GET", "/v1/models", &[("Host", "evil.example"), ("Origin", APP)], b"").await;
     assert_eq!(reply.status, 403);

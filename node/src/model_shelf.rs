@@ -25,7 +25,7 @@ use api::{
     library::{Library, LibraryModel, PullEvent, PullLine},
 };
 use futures::{StreamExt, stream, stream::BoxStream};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 
 use crate::{
     Result,
@@ -45,6 +45,8 @@ use crate::{
 const LINES: usize = 64;
 /// Longest line and longest complaint of a command.
 const MAX_LINE: u64 = 64 << 10;
+/// A node that does not answer so soon is busy with something else: then its peers are not told of.
+const SOON: Duration = Duration::from_secs(2);
 /// Pause between two looks whether a command that says nothing more has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -64,9 +66,9 @@ fn broken(error: &crate::Error) -> Failure {
 
 /// The peers of the node that runs with the data folder `home`, none where none runs; not within a runtime.
 pub fn peers(home: &Path) -> Vec<Peer> {
+    let ask = || async { timeout(SOON, control::one::<View>(home, &Question::View)).await.ok()?.ok() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let view =
-        runtime.ok().and_then(|runtime| runtime.block_on(control::one::<View>(home, &Question::View)).ok());
+    let view = runtime.ok().and_then(|runtime| runtime.block_on(ask()));
     view.map(|view| view.peers).unwrap_or_default()
 }
 

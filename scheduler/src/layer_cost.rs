@@ -167,6 +167,11 @@ impl LayerCosts {
         self.of(range).iter().map(|layer| layer.weight_bytes).fold(0, u64::saturating_add)
     }
 
+    /// Work of a row through `range` that sees no other, in bytes ([`LayerCost::row_work`]).
+    pub fn row_work(&self, range: LayerRange) -> u64 {
+        self.of(range).iter().map(|layer| layer.row_work).fold(0, u64::saturating_add)
+    }
+
     /// Values of a row that cross into layer `boundary`, or out of the last one: the residual stream, the same
     /// everywhere today.
     pub fn boundary_values(&self, _boundary: u32) -> u32 {

@@ -42,7 +42,11 @@ pub fn metrics(node: &Node) -> String {
 }
 
 /// Where a node's API is, and its token.
-fn api(node: &Node) -> (&str, String) {
+///
+/// # Panics
+///
+/// When the node has no API, or wants no token.
+pub fn api(node: &Node) -> (&str, String) {
     let url = node.api["url"].as_str().expect("the node has an API");
     let file = node.api["token_file"].as_str().expect("it wants a token");
     (url, fs::read_to_string(file).expect("the token can be read"))

@@ -1,9 +1,13 @@
 //! Swarms of real processes over real sockets on this machine.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
-use harness::{Shoal, binary, node::Node};
-use serde_json::Value;
+use harness::{Shoal, binary, http, node::Node, prompt::Prompt};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
@@ -121,6 +125,37 @@ fn the_demonstration_survives_a_death_in_the_middle_of_a_sentence() {
     assert_eq!(last["equal"], true, "{last}");
     assert!(last["killed"].is_string(), "{last}");
     assert!(last["tokens"].as_u64().unwrap() > 20, "{last}");
+}
+
+/// Whatever ends it, and whether a command or a client of the API asked.
+#[test]
+fn a_node_that_leaves_finishes_its_own_answers() {
+    let folder = TempDir::new().unwrap();
+    let ask = ["-n", "160", "--temperature", "0", "--raw", "--draft", "off", PROMPT];
+    let whole = Shoal::new().json([&["run", "--json"], &ask[..]].concat(), "");
+    for (name, by_signal) in [("leave", false), ("signal", true)] {
+        let mut node = Node::start(&folder.path().join(name), &["--api", "127.0.0.1:0"]);
+        let mut prompt = Prompt::run(&node.home, ask);
+        let body = json!({"prompt": PROMPT, "max_tokens": 160, "temperature": 0});
+        let (url, token) = http::api(&node);
+        let (url, token) = (url.to_owned(), token.clone());
+        let asked = thread::spawn(move || http::request(&url, &token, "POST", "/v1/completions", &body));
+        assert!(prompt.reaches(4), "the answer ended early");
+        // The request is under way, too.
+        thread::sleep(Duration::from_millis(100));
+        if by_signal {
+            let pid = node.child.id().to_string();
+            assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        } else {
+            node.ask(&["leave"]);
+        }
+        let last = prompt.ends();
+        assert_eq!((&last["event"], &json!(prompt.ids())), (&"done".into(), &whole["ids"]), "{name}: {last}");
+        let answer = asked.join().unwrap();
+        assert_eq!(answer.status, 200, "{name}: {answer:?}");
+        assert_eq!(answer.body["usage"]["completion_tokens"], 160, "{name}: {answer:?}");
+        node.child.wait().unwrap();
+    }
 }
 
 #[test]

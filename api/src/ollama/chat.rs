@@ -45,6 +45,7 @@ pub(crate) async fn post(
     }
     let extra = thinking(&fields)?;
     let mut left = LeftOut::default();
+    left.add_all(&offer.left_out);
     let messages = messages::read(&fields, &mut left)?;
     let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let request = common(&app, &fields, &headers, prompt)?;

@@ -93,7 +93,8 @@ pub(crate) async fn post(
     let (plan, mut wholes) = answer.collect().await?;
     let whole = wholes.pop().unwrap_or_default();
     let items = items::all(&whole, &asked.kinds);
-    let base = Base { id: id.clone(), created, plan: plan.clone(), echo: asked.echo };
+    let store = asked.to_store.is_some();
+    let base = Base { id: id.clone(), created, plan: plan.clone(), echo: asked.echo, store };
     let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
     let end = (&whole.usage, whole.reasoning_tokens, &whole.report);
     let mut body = base.response(status, items, Some(end));
@@ -108,6 +109,7 @@ pub(crate) async fn post(
 fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>, turn: Turn) -> Result<Asked, ApiError> {
     let mut left = LeftOut::default();
     let (offer, kinds) = tools::responses(fields, &mut left)?;
+    left.add_all(&offer.left_out);
     let mut extra = serde_json::Map::new();
     let reasoning = fields.object("reasoning")?;
     if let Some(effort) = reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten() {
@@ -129,6 +131,10 @@ fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>, turn: Turn) -> Resu
         Some(text) => format(text, "format")?,
         None => Format::Text,
     };
+    if offer.free.is_some() && request.format != Format::Text {
+        // As in chat.
+        left.add("tools");
+    }
     if let Some(forced) = offer.forced.clone() {
         if request.format != Format::Text {
             return Err(fields.refuse("text", "has a format that cannot be combined with this `tool_choice`"));
@@ -165,6 +171,8 @@ struct Base {
     created: u64,
     plan: Plan,
     echo: Value,
+    /// Whether it is to be stored.
+    store: bool,
 }
 
 impl Base {
@@ -179,7 +187,7 @@ impl Base {
             "incomplete_details": (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
             "model": self.plan.model,
             "output": output,
-            "store": false,
+            "store": self.store,
             "truncation": "disabled",
             "usage": null,
             "shoal": answer::badge(&self.plan, end.map(|end| end.2)),
@@ -208,7 +216,7 @@ fn stream_items(
     seen: Option<u64>,
 ) -> Response {
     let Answer { id, created_s, plan, pieces, .. } = answer;
-    let base = Base { id, created: created_s, plan, echo };
+    let base = Base { id, created: created_s, plan, echo, store: to_store.is_some() };
     let mut writer = Writer {
         base,
         kinds,

@@ -6,7 +6,8 @@
 //! and one possible that no memory here holds.
 //!
 //! Limits: a mixture of experts reads only some of its weights a token and is faster than said here; drafts are not counted; peers
-//! are taken to hold as many bytes of this model as they hold now of others.
+//! are taken to hold as many bytes of this model as they hold now of others; of the ways to share it between them only the nearest
+//! and the largest few are tried.
 
 use serde::{Deserialize, Serialize};
 use shard::{
@@ -104,7 +105,7 @@ impl Machine {
         }
     }
 
-    /// The fastest way in which this machine and one or more of `peers` hold the model, if together they can.
+    /// The fastest way found in which this machine and one or more of `peers` hold the model, if together they can.
     fn with_peers(&self, file_bytes: u64, peers: &[Peer]) -> Option<WithPeers> {
         let room =
             |memory_bytes: u64| (memory_bytes.saturating_sub(OVERHEAD.1) as f64 / (1.0 + OVERHEAD.0)) as u64;
@@ -126,9 +127,14 @@ impl Machine {
             (peer.rtt_ms + 1e3 * share / peer.read_bytes_per_s) / share
         };
         near.sort_by(|a, b| time_ms(a).total_cmp(&time_ms(b)));
-        near.truncate(MAX_PEERS);
-        for count in 1..=near.len() {
-            let mut holders: Vec<Peer> = near[..count].iter().chain([&own]).copied().collect();
+        // Those that hold most as well: few of them hold what many small ones do not.
+        let mut large = near.clone();
+        large.sort_by_key(|peer| std::cmp::Reverse(peer.room_bytes));
+        let sets = [&near, &large]
+            .into_iter()
+            .flat_map(|all| (1..=all.len().min(MAX_PEERS)).map(|count| &all[..count]));
+        for set in sets {
+            let mut holders: Vec<Peer> = set.iter().chain([&own]).copied().collect();
             holders.sort_by(|a, b| b.read_bytes_per_s.total_cmp(&a.read_bytes_per_s));
             let (mut left, mut token_ms, mut helped) = (file_bytes, 0.0, 0);
             for holder in holders {
@@ -217,6 +223,14 @@ mod tests {
         assert_eq!(with.peers, 2);
         assert!((with.tok_s - 1e3 / token_ms).abs() < 1e-6, "{with:?}");
         assert!(said(6_000_000_000, &[peer(60e9, 1_000_000_000, 10.0)]).ends_with("here: with a swarm"));
+        // One that holds it all is found behind eight that do not.
+        let small = [peer(60e9, 2_000_000_000, 1.0); 9];
+        let all = [&small[..], &[peer(20e9, 100_000_000_000, 5.0)]].concat();
+        assert!(said(60_000_000_000, &all).contains("with "), "{}", said(60_000_000_000, &all));
+        // A claim beyond what can be counts as less.
+        let most = MOST_GAIN * EFFICIENCY * machine.read_bytes_per_s;
+        let with = machine.with_peers(1_000_000_000, &[peer(1e300, 2 << 30, 1.0)]).unwrap();
+        assert!((with.tok_s - 1e3 / (1.0 + 1e12 / most)).abs() < 1e-6, "{with:?}");
         // What no swarm holds, and announcements that say nothing.
         assert_eq!(machine.with_peers(u64::MAX, &[fast; 20]), None);
         assert_eq!(machine.with_peers(1_000_000, &[peer(0.0, 1 << 30, 1.0), peer(1e9, 0, 1.0)]), None);

@@ -52,7 +52,7 @@ Examples:
     Add {
         /// The file
         file: PathBuf,
-        /// Its name [default: the file's name without .gguf]
+        /// Its name [default: as a catalog calls it, else the file's name without .gguf]
         #[arg(long)]
         name: Option<String>,
         /// A JSON object
@@ -76,7 +76,7 @@ Examples:
     Share {
         /// A .gguf file or a name from `shoal model list`
         model: String,
-        /// The name of a new file [default: the file's name without .gguf]
+        /// The name of a new file [default: as a catalog calls it, else the file's name without .gguf]
         #[arg(long)]
         name: Option<String>,
         /// Stop sharing it
@@ -154,7 +154,7 @@ Example:
         /// The model's license, as SPDX writes it
         #[arg(long)]
         license: String,
-        /// What users type [default: the file's name without .gguf]
+        /// What users type [default: as a catalog calls it, else the file's name without .gguf]
         #[arg(long)]
         name: Option<String>,
         /// The model's name in full [default: the same]
@@ -222,7 +222,7 @@ pub struct PullArgs {
     /// A mirror of the file (repeatable: all are used at once)
     #[arg(long, value_name = "URL")]
     pub from: Vec<String>,
-    /// What to call it [default: the file's name without .gguf]
+    /// What to call it [default: as a catalog calls it, else the file's name without .gguf]
     #[arg(long)]
     pub name: Option<String>,
     /// Do not ask before it starts

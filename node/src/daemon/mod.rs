@@ -491,7 +491,8 @@ impl Daemon {
             self.record().await;
         }
         let Some((since, _)) = &self.leaving else { return false };
-        self.serving.table.serving(self.node.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
+        let runs = self.serving.table.serving(self.node.me) > 0 || !self.prompts.in_flight.is_empty();
+        !runs || since.elapsed() > Duration::from_millis(DRAIN_MS)
     }
 
     fn leave(&mut self, caller: Option<mpsc::Sender<Line>>) {

@@ -6,6 +6,7 @@ use std::{
     thread,
 };
 
+use futures::{FutureExt, future::FusedFuture};
 use p2p::{Governor, Identity, blob::sparse, invite::Invite};
 use scheduler::{LayerRange, ModelId, sticky::Packing};
 use tokio::sync::{mpsc, watch};
@@ -177,7 +178,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         memory,
     };
     let (stop, stopped) = watch::channel(false);
-    let on_interrupt = stop.clone();
+    let (on_interrupt, at_the_end) = (stop.clone(), stop.clone());
     let handled = ctrlc::set_handler(move || {
         if on_interrupt.send_replace(true) {
             std::process::exit(130);
@@ -220,11 +221,17 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         };
         let listed = args.reach.members.clone().map(|list| tokio::spawn(members::follow(members, list)));
         let node = daemon::run(setup, notices, stopped);
+        let mut http = std::pin::pin!(http.fuse());
         let ended = tokio::select! {
             ended = node => ended,
             // The API ends after the node, unless it cannot begin.
-            Err(why) = http => Err(why),
+            Err(why) = &mut http => Err(why),
         };
+        // What the last answers said is on its way to their readers.
+        at_the_end.send_replace(true);
+        if !http.is_terminated() {
+            let _ = http.await;
+        }
         listed.inspect(tokio::task::JoinHandle::abort);
         let _ = printer.await;
         ended

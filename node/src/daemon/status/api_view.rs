@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use api::swarm::{Connection, Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
 use p2p::{PeerInfo, wire::announce::Class};
-use scheduler::{Capability, LayerRange, ModelId, NodeId, SessionKind};
+use scheduler::{Capability, LayerRange, ModelId, NodeId, SessionKind, layer_cost::LayerCosts};
 
 use super::reach::reach;
 use crate::{
@@ -96,8 +96,15 @@ impl Daemon {
         let held = facts.offers.iter().filter_map(|offer| {
             let holding = claim.holdings.iter().find(|holding| holding.model == offer.model)?;
             let layer_bytes = offer.file_bytes as f64 / f64::from(offer.num_layers.max(1));
+            // Of a mixture of experts a token reads only what its work says.
+            let work = |costs: &LayerCosts| {
+                let all = LayerRange::new(0, costs.num_layers())?;
+                Some(costs.row_work(all) as f64 / f64::from(costs.num_layers()))
+            };
+            let read_bytes =
+                offer.costs.as_ref().and_then(work).map_or(layer_bytes, |work| work.min(layer_bytes));
             let layers: u32 = holding.held_set().ranges().iter().map(|range| range.len()).sum();
-            Some((1e3 * layer_bytes / holding.decode_ms, (layer_bytes * f64::from(layers)) as u64))
+            Some((1e3 * read_bytes / holding.decode_ms, (layer_bytes * f64::from(layers)) as u64))
         });
         let (rates, rooms): (Vec<f64>, Vec<u64>) = held.unzip();
         // What it may hold instead, where it chooses itself.
@@ -107,8 +114,9 @@ impl Daemon {
             Some(room.bytes.min((offer.file_bytes as f64 * layers) as u64))
         });
         let room_bytes = rooms.into_iter().sum::<u64>().max(chosen.unwrap_or(0));
-        let read_bytes_per_s = rates.into_iter().reduce(f64::max)?;
-        Some(Peer { read_bytes_per_s, room_bytes, rtt_ms })
+        // No line of JSON has more than numbers, whatever was announced.
+        let read_bytes_per_s = rates.into_iter().filter(|rate| rate.is_finite()).reduce(f64::max)?;
+        Some(Peer { read_bytes_per_s, room_bytes, rtt_ms }).filter(|peer| peer.rtt_ms.is_finite())
     }
 
     fn own_node(&self) -> Node {
