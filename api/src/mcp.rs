@@ -8,6 +8,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use futures::StreamExt;
@@ -38,6 +39,10 @@ const PARSE_ERROR: i64 = -32700;
 const INVALID_REQUEST: i64 = -32600;
 const NO_METHOD: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
+
+/// Calls under way when the input ends have this long to be answered.
+const LINGER: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(10);
 
 type Calls = Arc<Mutex<HashMap<String, AbortHandle>>>;
 
@@ -78,7 +83,12 @@ pub async fn serve(
             break;
         }
     }
-    // Those who ask have gone: what they asked is of no use.
+    // A script that writes its calls and closes its end still reads; a program that has gone does not.
+    let begun = Instant::now();
+    let under_way = || !calls.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    while under_way() && !send.is_closed() && begun.elapsed() < LINGER {
+        tokio::time::sleep(LOOK).await;
+    }
     for (_, call) in calls.lock().unwrap_or_else(PoisonError::into_inner).drain() {
         call.abort();
     }
@@ -286,6 +296,11 @@ fn question(given: &Value) -> Result<Box<GenerateRequest>, String> {
 /// The whole answer; why there is none as the model that asks may read it.
 async fn answer(inference: &Arc<dyn Inference>, request: GenerateRequest) -> Result<String, String> {
     inference.ready(request.model.as_deref()).map_err(|failure| failure.to_string())?;
+    if let Some(name) = &request.model
+        && inference.models().iter().all(|model| model.name != *name)
+    {
+        return Err(format!("no model is called `{name}`; `models` lists those that can be asked"));
+    }
     let mut generation = inference.generate(request).await.map_err(|failure| failure.to_string())?;
     let mut said = String::new();
     while let Some(event) = generation.events.next().await {

@@ -141,7 +141,7 @@ async fn a_stream_is_stored_before_its_end_is_told() {
     let body = json!({"model": "fake-7b", "input": "bring a lantern", "stream": true, "seed": 1});
     let events = api.post("/v1/responses", &body).await.events();
     let response = &events.last().unwrap()["response"];
-    assert_eq!((&response["store"], &events[0]["response"]["store"]), (&json!(true), &json!(false)));
+    assert_eq!((&response["store"], &events[0]["response"]["store"]), (&json!(true), &json!(true)));
     let stored = memory.turns.lock().unwrap()[response["id"].as_str().unwrap()].clone();
     assert_eq!(&stored.response, response);
     ask(&api, json!({"previous_response_id": response["id"]})).await;

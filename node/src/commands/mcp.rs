@@ -4,6 +4,7 @@ use std::{
     io::{self, Read, Write},
     sync::Arc,
     thread,
+    time::{Duration, Instant},
 };
 
 use api::{
@@ -32,6 +33,8 @@ use crate::{
 const KV_BYTES: usize = 512 << 20;
 /// Bytes on their way between a standard stream and the protocol.
 const PIPE_BYTES: usize = 64 << 10;
+/// A running node has this long to say that it can be asked, before the first call.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// Parts of standard input that were read and are not understood yet.
 const PARTS: usize = 4;
 
@@ -73,11 +76,17 @@ pub(super) async fn inference(
     swarm: Option<Preferences>,
 ) -> Result<Arc<dyn Inference>> {
     if let Some(preferences) = swarm {
-        return Ok(Swarmed::start(Door::Socket(preferences.home.clone()), preferences));
+        let swarmed = Swarmed::start(Door::Socket(preferences.home.clone()), preferences);
+        // What the node says of itself is on its way; a node that is not ready says why.
+        let until = Instant::now() + FIRST_LOOK;
+        while swarmed.readiness().is_err() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        return Ok(swarmed);
     }
     let alone = Confined::start(engine, KV_BYTES, draft.clone(), Governor::default(), Retention::default())?;
     while alone.loaded().is_none() {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(alone)
 }
