@@ -237,6 +237,11 @@ fn without_a_tree_a_whole_file_is_checked_at_the_end() {
     let (_, error) = shoal.fails(["model", "pull", &wrong, "--from", &url, "--yes"], "");
     assert!(error.contains("does not belong to this model"), "{error}");
     assert!(!shoal.home().join("models.json").exists(), "a wrong file is not kept");
+    // A page about a model is none.
+    fs::write(site.path().join("page"), "<html>a model</html>".repeat(20)).unwrap();
+    let (code, error) = shoal.fails(["model", "pull", &mirror.url("page"), "--yes"], "");
+    assert!(code == 2 && error.contains("is no model"), "{error}");
+    assert!(!shoal.home().join("models.json").exists());
     let done = shoal.json(["model", "pull", &url, "--yes", "--json"], "");
     assert_eq!(done["id"], id);
     assert!(fs::read(pulled(&shoal, &id)).unwrap() == fs::read(&file).unwrap());

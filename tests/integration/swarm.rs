@@ -127,22 +127,32 @@ fn the_demonstration_survives_a_death_in_the_middle_of_a_sentence() {
     assert!(last["tokens"].as_u64().unwrap() > 20, "{last}");
 }
 
-/// Whatever ends it, and whether a command or a client of the API asked.
+/// Whatever ends it, and whether a command or clients of the API asked.
 #[test]
 fn a_node_that_leaves_finishes_its_own_answers() {
+    const TEXT: &str = "A fox found a lantern in the snow";
     let folder = TempDir::new().unwrap();
-    let ask = ["-n", "160", "--temperature", "0", "--raw", "--draft", "off", PROMPT];
+    let ask = ["-n", "120", "--temperature", "0", "--raw", "--draft", "off", TEXT];
     let whole = Shoal::new().json([&["run", "--json"], &ask[..]].concat(), "");
     for (name, by_signal) in [("leave", false), ("signal", true)] {
         let mut node = Node::start(&folder.path().join(name), &["--api", "127.0.0.1:0"]);
-        let mut prompt = Prompt::run(&node.home, ask);
-        let body = json!({"prompt": PROMPT, "max_tokens": 160, "temperature": 0});
+        let is_ready = || {
+            let one = json!({"prompt": TEXT, "max_tokens": 1});
+            http::ask(&node, "POST", "/v1/completions", &one).status == 200
+        };
+        while !is_ready() {
+            thread::sleep(Duration::from_millis(50));
+        }
         let (url, token) = http::api(&node);
-        let (url, token) = (url.to_owned(), token.clone());
-        let asked = thread::spawn(move || http::request(&url, &token, "POST", "/v1/completions", &body));
+        let request = || {
+            let (url, token) = (url.to_owned(), token.clone());
+            let body = json!({"prompt": TEXT, "max_tokens": 120, "temperature": 0});
+            thread::spawn(move || http::request(&url, &token, "POST", "/v1/completions", &body))
+        };
+        // Several at once, so that each takes a while.
+        let requests: Vec<_> = (0..4).map(|_| request()).collect();
+        let mut prompt = Prompt::run(&node.home, ask);
         assert!(prompt.reaches(4), "the answer ended early");
-        // The request is under way, too.
-        thread::sleep(Duration::from_millis(100));
         if by_signal {
             let pid = node.child.id().to_string();
             assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -151,9 +161,10 @@ fn a_node_that_leaves_finishes_its_own_answers() {
         }
         let last = prompt.ends();
         assert_eq!((&last["event"], &json!(prompt.ids())), (&"done".into(), &whole["ids"]), "{name}: {last}");
-        let answer = asked.join().unwrap();
-        assert_eq!(answer.status, 200, "{name}: {answer:?}");
-        assert_eq!(answer.body["usage"]["completion_tokens"], 160, "{name}: {answer:?}");
+        for answer in requests.into_iter().map(|asked| asked.join().unwrap()) {
+            assert_eq!(answer.status, 200, "{name}: {answer:?}");
+            assert_eq!(answer.body["choices"][0]["finish_reason"], "stop", "{name}: {answer:?}");
+        }
         node.child.wait().unwrap();
     }
 }

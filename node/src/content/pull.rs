@@ -431,6 +431,11 @@ pub async fn fetch_plain(ask: &Ask, on: &mut (dyn FnMut(Step, u64, u64) -> bool 
     let complete =
         plain::fetch(&incoming, url, &options, &mut |done, all| on(Step::Fetching, done, all)).await?;
     let bytes = complete.bytes;
+    if let Err(error) = Header::of_file(&complete.path) {
+        // A page about a model, a part of one, or something else.
+        fs::remove_dir_all(&incoming).map_err(|e| shard::Error::io(&incoming, e))?;
+        return Err(Error::usage(format!("what {url} sends is no model: {error}")));
+    }
     if let Some(wanted) = ask.sha256 {
         let found = sha256_of(&complete.path, &mut |done| on(Step::Hashing, done, bytes))?;
         if found != wanted {

@@ -107,12 +107,12 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         share(&home, &served.collect::<Vec<_>>())?;
     }
     agree(&args, which.here.as_ref().map(|here| &here.header), &serve, num_layers, &known)?;
-    if args.agree.yes {
-        MODES.into_iter().for_each(|mode| consent::remember(&home, mode));
-    } else if asks(&args, &serve) {
+    let agreed: Vec<Mode> = match () {
+        () if args.agree.yes => MODES.into_iter().collect(),
         // It was said just now, and agreed to.
-        consent::remember(&home, Mode::Boomerang);
-    }
+        () if asks(&args, &serve) => vec![Mode::Boomerang],
+        () => Vec::new(),
+    };
     let (network, template) = network(&args.reach, &home, identity.clone(), invite)?;
     let members = network.admission.members.clone();
     let context = match &which.here {
@@ -177,6 +177,8 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         keeps: !args.api.http.no_journal,
         memory,
     };
+    // Not before everything that was said is understood.
+    agreed.into_iter().for_each(|mode| consent::remember(&data, mode));
     let (stop, stopped) = watch::channel(false);
     let (on_interrupt, at_the_end) = (stop.clone(), stop.clone());
     let handled = ctrlc::set_handler(move || {
