@@ -187,6 +187,7 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut waiting = Some(Waiting::start("asking the swarm"));
+    let mut in_a_line = false;
     let last = runtime.block_on(remote::generate(home, ask, &mut |event| {
         if !matches!(event, PromptEvent::Route(_)) {
             drop(waiting.take());
@@ -194,6 +195,8 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         if args.json {
             return output::json_line(event);
         }
+        in_a_line =
+            matches!(event, PromptEvent::Token(_)) || in_a_line && !matches!(event, PromptEvent::Done(_));
         match event {
             PromptEvent::Token(token) => output::text(&token.text),
             PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
@@ -203,7 +206,12 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
             }
             _ => Ok(()),
         }
-    }))?;
+    }));
+    if last.is_err() && in_a_line {
+        // What went wrong is said on a line of its own.
+        output::text("\n")?;
+    }
+    let last = last?;
     if !args.json && io::stderr().is_terminal() {
         eprintln!("\n{}\n`shoal why` shows who computed what", remote::summary_text(&last));
     }
