@@ -124,7 +124,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         Some(Here { path: Some(path), .. }) => Source::File(path.clone()),
         _ => Source::Embedded,
     };
-    let name = name_of(&args.engine.model, which.id, &known);
+    let name = name_of(&args.engine.model, which.id, &known, &home);
     let about = match &which.here {
         Some(Here { header, .. }) => header.info(context, name)?,
         None => local::unknown(context, name),

@@ -32,11 +32,19 @@ pub(super) struct Which {
     pub(super) absent: Option<Absent>,
 }
 
-/// What a model is called that the user names so: a catalog's name of what is no name, its file's where there is none.
-pub(super) fn name_of(model: &str, id: Option<ModelId>, known: &[Signed]) -> String {
+/// What a model is called that the user names so: where that is no name a catalog's, the list's in the folder `home`, or its file's.
+pub(super) fn name_of(model: &str, id: Option<ModelId>, known: &[Signed], home: &Path) -> String {
     let no_name = library::looks_like_a_path(model) || content::parse_id(model).is_some();
-    let listed = id.filter(|_| no_name).and_then(|id| catalog::find(known, &content::hex(id)));
-    listed.map_or_else(|| local::model_name(model), |listed| listed.name.clone())
+    let Some(id) = id.filter(|_| no_name) else { return local::model_name(model) };
+    if id == ModelId::new(library::embedded_hash()) {
+        return library::DEFAULT_MODEL.to_owned();
+    }
+    let listed = catalog::find(known, &content::hex(id)).map(|listed| listed.name.clone());
+    let own = || {
+        let library = Library::load(home).ok()?;
+        library.entries().iter().find(|entry| entry.model() == Some(id)).map(|entry| entry.name.clone())
+    };
+    listed.or_else(own).unwrap_or_else(|| local::model_name(model))
 }
 
 /// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
@@ -97,7 +105,7 @@ pub(super) fn beside(
             (Some(layers), false) => these(&also.model, layers.0.clone(), num_layers)?,
             (None, false) => Serve::Scarcest(u32::MAX),
         };
-        let name = name_of(&also.model, id, known);
+        let name = name_of(&also.model, id, known, home);
         let about = match &here {
             Some(Here { header, .. }) => header.info(header.context(args.engine.ctx)?, name)?,
             None => local::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),

@@ -366,6 +366,8 @@ impl Acquire {
     ) -> Result<(Vec<LayerRange>, Vec<LayerRange>)> {
         let num_layers = header.num_layers();
         let left_bytes = self.weights.left_bytes(self.place);
+        let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
+        let ends: Vec<LayerRange> = ends.into_iter().flatten().filter(|_| self.keeps_ends()).collect();
         let serve = match &self.serve {
             Serve::These(layers) => {
                 if let Some(beyond) = layers.iter().find(|range| range.end() > num_layers) {
@@ -377,9 +379,11 @@ impl Acquire {
             }
             Serve::Scarcest(cap) => {
                 let offered = offered_bytes.saturating_sub(header.header_len);
+                // The ends come beside what is chosen.
+                let beside = header.weight_bytes(&ends);
                 let room = Room {
                     layers: (*cap).min(num_layers),
-                    bytes: left_bytes.map_or(offered, |left| left.min(offered)),
+                    bytes: left_bytes.map_or(offered, |left| left.saturating_sub(beside).min(offered)),
                     costs: header.weights(),
                 };
                 let kept =
@@ -390,8 +394,6 @@ impl Acquire {
                 }
             }
         };
-        let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
-        let ends = ends.into_iter().flatten().filter(|_| self.keeps_ends());
         let load = LayerSet::new(serve.iter().copied().chain(ends));
         load.ranges().iter().try_for_each(|range| header.check_cut(*range))?;
         let bytes = header.weight_bytes(load.ranges());

@@ -236,8 +236,8 @@ impl Serving {
             budget += own.ranges().iter().map(|range| costs.weight_bytes(*range)).sum::<u64>();
             wanted = wanted.saturating_add(costs.weight_bytes(between(held.ready.num_layers)?));
         }
-        // What no model has taken is each one's to take.
-        let budget = budget.saturating_add(self.weights.free_bytes()?);
+        // What no model has taken is each one's to take, and what the first took beyond is to be given back.
+        let budget = budget.saturating_add_signed(self.weights.free_bytes()?);
         (places.len() > 1 && wanted > budget).then_some(budget)
     }
 

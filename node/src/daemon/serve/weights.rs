@@ -47,9 +47,11 @@ impl Weights {
         self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
     }
 
-    /// What no model has taken, bytes; `None` for no bound.
-    pub(crate) fn free_bytes(&self) -> Option<u64> {
-        self.left_bytes(usize::MAX)
+    /// What no model has taken, bytes, less than nothing where the first took more than there is; `None` for no bound.
+    pub(crate) fn free_bytes(&self) -> Option<i64> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: u64 = taken.values().chain(self.beside().values()).sum();
+        self.most_bytes.map(|most| most as i64 - all as i64)
     }
 
     fn left(&self, taken: &BTreeMap<usize, u64>, place: usize) -> Option<u64> {
@@ -100,8 +102,10 @@ mod tests {
         assert_eq!(weights.free_bytes(), Some(10));
         assert_eq!(weights.take(1, 10), Ok(()), "an attempt that is repeated takes its place again");
         assert_eq!((weights.left_bytes(2), weights.take(2, 31)), (Some(30), Err(30)));
+        assert_eq!(Weights::new(None).free_bytes(), None);
         assert_eq!(weights.take(0, 200), Ok(()), "what the node was started with is loaded in any case");
         assert_eq!(weights.left_bytes(1), Some(0), "never less than nothing");
+        assert_eq!(weights.free_bytes(), Some(-110));
         assert_eq!(Weights::new(None).left_bytes(0), None);
     }
 
