@@ -331,8 +331,12 @@ impl Serving {
 
     /// A model is on its way.
     pub(super) fn arrived(&mut self, news: News) -> Arrived {
-        let leaving = self.gate.is_draining();
-        self.models.arrived(news, &self.news, leaving)
+        let (leaving, place) = (self.gate.is_draining(), news.place);
+        let arrived = self.models.arrived(news, &self.news, leaving);
+        if let (Arrived::Serving { whole: true, .. }, Some(held)) = (&arrived, self.models.at(place)) {
+            self.weights.holds(place, held.ready.memory.resident_bytes);
+        }
+        arrived
     }
 
     /// Sessions and prompts of other nodes that run here.

@@ -476,12 +476,15 @@ impl Serving {
             worker.kill();
             return true;
         }
-        if self.weights.take(place, ready.memory.resident_bytes).is_err() {
+        let resident_bytes = ready.memory.resident_bytes;
+        if resident_bytes > held.ready.memory.resident_bytes
+            && self.weights.left_bytes(place).is_some_and(|left| resident_bytes > left)
+        {
             tracing::info!(model, %layers, "another model took the memory meanwhile: these stay");
-            let _ = self.weights.take(place, held.ready.memory.resident_bytes);
             worker.kill();
             return true;
         }
+        self.weights.holds(place, resident_bytes);
         tracing::info!(model, %layers, "other layers are served from now on");
         self.models.listen_to(outputs, worker.pid());
         let Some(held) = self.models.place_mut(place) else { return false };

@@ -75,6 +75,11 @@ impl Weights {
         Some(Beside { weights: self.clone(), place, bytes })
     }
 
+    /// What the model at `place` takes, once that is known.
+    pub(crate) fn holds(&self, place: usize, bytes: u64) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(place, bytes);
+    }
+
     /// The model at `place` takes this much, whatever it took before; what is left for it, bytes, when that is less. The
     /// first model always takes it.
     pub(crate) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
@@ -106,6 +111,8 @@ mod tests {
         assert_eq!(weights.take(0, 200), Ok(()), "what the node was started with is loaded in any case");
         assert_eq!(weights.left_bytes(1), Some(0), "never less than nothing");
         assert_eq!(weights.free_bytes(), Some(-110));
+        weights.holds(1, 15);
+        assert_eq!(weights.free_bytes(), Some(-115));
         assert_eq!(Weights::new(None).left_bytes(0), None);
     }
 
