@@ -104,7 +104,10 @@ fn a_token_crosses_the_ring_once() {
     assert!(last["faults"].as_array().unwrap().is_empty(), "{last}");
 
     let turns = ring.wires.turns();
-    let home: Vec<usize> = (0..turns.len()).filter(|&i| moved(&turns[i], "c", "a")).collect();
+    // What comes behind the last row's round is no row: receipts and announcements together are as large.
+    let last_row = (0..turns.len()).rev().find(|&i| moved(&turns[i], "a", "b")).expect("rows left");
+    let home: Vec<usize> =
+        (0..turns.len().min(last_row + 3)).filter(|&i| moved(&turns[i], "c", "a")).collect();
     assert!(home.len() >= 16, "{} rows came home: {turns:?}", home.len());
     let mut gaps: Vec<usize> = home.windows(2).map(|pair| pair[1] - pair[0]).collect();
     println!("turns a token: {gaps:?}");
