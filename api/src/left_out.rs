@@ -29,11 +29,6 @@ impl LeftOut {
         self.0.push(if is_full { "more".to_owned() } else { entry });
     }
 
-    /// Adds what `parts` names.
-    pub(crate) fn add_all(&mut self, parts: &[String]) {
-        parts.iter().for_each(|part| self.add(part));
-    }
-
     /// Adds the header, if anything was left out.
     pub(crate) fn tell(&self, headers: &mut HeaderMap) {
         // Entries hold safe characters only, so this is always a header value.

@@ -48,11 +48,11 @@ const OPEN: &[&str] = &[
     "$dynamicRef",
 ];
 /// Keywords that hold a schema.
-const ONE: &[&str] = &["items", "additionalItems", "contains", "additionalProperties"];
+pub(crate) const ONE: &[&str] = &["items", "additionalItems", "contains", "additionalProperties"];
 /// Keywords that hold a list of schemas.
 const LISTS: &[&str] = &["prefixItems", "anyOf", "oneOf"];
 /// Keywords that hold schemas by name.
-const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definitions"];
+pub(crate) const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definitions"];
 /// Keywords that only describe: of two, the outer one stays.
 const NOTES: &[&str] =
     &["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"];

@@ -8,6 +8,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::schema::{NAMED, ONE};
+
 /// Keywords that the compiler refuses.
 const UNKNOWN: &[&str] = &[
     "uniqueItems",
@@ -34,10 +36,8 @@ const FORMATS: &[&str] =
 /// Keywords that bound a number. Beyond this many the compiler counts otherwise than JSON.
 const BOUNDS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 const MOST: f64 = (1u64 << 53) as f64;
-/// Keywords that hold a schema, a list of them, and schemas by name.
-const ONE: &[&str] = &["items", "additionalItems", "additionalProperties"];
+/// Keywords that hold a list of schemas, besides `oneOf`, which becomes one of them.
 const LISTS: &[&str] = &["prefixItems", "items", "anyOf", "allOf"];
-const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definitions"];
 
 /// Widens `schema`; `left_out` hears of every keyword that was left out.
 pub(crate) fn loosen(schema: &mut Value, left_out: &mut dyn FnMut(&str)) {

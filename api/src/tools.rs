@@ -9,6 +9,7 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{CallForm, Failure, Format},
+    left_out::LeftOut,
     schema, schema_loose, schema_refs,
 };
 
@@ -172,6 +173,14 @@ impl Offer {
         let types = Arc::new(Types::new(&tools));
         let tools = Some(Value::Array(tools));
         Ok(Self { tools, names, types, forced, free, demanded, single: false, left_out })
+    }
+
+    /// Notes what of the tools has no effect on an answer in `format`: a form holds from the first token, so that no call fits it.
+    pub(crate) fn tell(&self, format: &Format, left: &mut LeftOut) {
+        self.left_out.iter().for_each(|part| left.add(part));
+        if self.free.is_some() && *format != Format::Text {
+            left.add("tools");
+        }
     }
 
     /// A failure to answer in `format`: where that form was made of the tools, they are to blame.

@@ -106,8 +106,8 @@ fn read(
 ) -> Result<(GenerateRequest, Offer), ApiError> {
     unread::check(fields, Route::Messages)?;
     let offer = tools::read(fields, left)?;
-    left.add_all(&offer.left_out);
     let format = format(fields)?;
+    offer.tell(&format, left);
     if offer.forced.is_some() && format != Format::Text {
         return Err(fields.refuse("tool_choice", "demands a call, which has no room for a format"));
     }

@@ -45,10 +45,10 @@ pub(crate) async fn post(
     }
     let extra = thinking(&fields)?;
     let mut left = LeftOut::default();
-    left.add_all(&offer.left_out);
     let messages = messages::read(&fields, &mut left)?;
     let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let request = common(&app, &fields, &headers, prompt)?;
+    offer.tell(&request.format, &mut left);
     let streams = fields.bool("stream")?.unwrap_or(true);
     let answer = answer::begin(&app, request, &offer, 1).await?;
     let base = json!({"model": answer.plan.model, "created_at": timestamp(answer.created_s)});

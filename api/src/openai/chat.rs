@@ -104,12 +104,8 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         (false, None | Some(0)) => None,
         (false, Some(_)) => return Err(fields.refuse("top_logprobs", "needs `logprobs` to be true")),
     };
-    left.add_all(&offer.left_out);
     request.format = format(&fields, "response_format")?;
-    if offer.free.is_some() && request.format != Format::Text {
-        // The form holds from the first token: no call fits it.
-        left.add("tools");
-    }
+    offer.tell(&request.format, &mut left);
     if let Some(forced) = offer.forced.clone() {
         if request.format != Format::Text {
             let why = "cannot be combined with a `tool_choice` that demands a call";

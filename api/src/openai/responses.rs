@@ -109,7 +109,6 @@ pub(crate) async fn post(
 fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>, turn: Turn) -> Result<Asked, ApiError> {
     let mut left = LeftOut::default();
     let (offer, kinds) = tools::responses(fields, &mut left)?;
-    left.add_all(&offer.left_out);
     let mut extra = serde_json::Map::new();
     let reasoning = fields.object("reasoning")?;
     if let Some(effort) = reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten() {
@@ -131,10 +130,7 @@ fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>, turn: Turn) -> Resu
         Some(text) => format(text, "format")?,
         None => Format::Text,
     };
-    if offer.free.is_some() && request.format != Format::Text {
-        // As in chat.
-        left.add("tools");
-    }
+    offer.tell(&request.format, &mut left);
     if let Some(forced) = offer.forced.clone() {
         if request.format != Format::Text {
             return Err(fields.refuse("text", "has a format that cannot be combined with this `tool_choice`"));

@@ -67,7 +67,7 @@ mod tests {
 
     const LAYER_BYTES: u64 = 10;
 
-    /// A model of eight layers: what node 1, which chooses, holds of it with memory for `bytes`, and what others hold.
+    /// A model of eight layers: what node 1, which chooses, holds of it, and what others hold.
     fn model(own: LayerSet, others: &[LayerSet]) -> Stand {
         let layer = LayerCost {
             row_work: 1,
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn memory_goes_to_the_model_whose_layers_have_no_holder() {
-        // One that another node holds, too, and one of which nobody holds the rest.
+        // One that another node holds, too, and one of which no other node holds anything.
         let models = [model(set(1, 7), &[set(1, 7)]), model(set(1, 3), &[])];
         let Division { present, advised, secures, moves } = divide(node(1), &models, 80);
         let all = LayerRange::new(1, 7).unwrap();
