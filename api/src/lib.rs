@@ -49,6 +49,7 @@ mod names;
 mod ollama;
 mod openai;
 mod openapi;
+pub mod prefill;
 mod queue;
 pub mod reasoning;
 mod router;

@@ -89,7 +89,6 @@ const OPENAI: &[Row] = &[
     ("json_schema", "", GUIDED),
     ("chat_template", "", OWN_TEMPLATE),
     ("add_generation_prompt", "true", OWN_TEMPLATE),
-    ("continue_final_message", "", "is not supported: use /v1/completions to continue a text"),
 ];
 
 const CHAT: &[Row] = &[
@@ -98,12 +97,14 @@ const CHAT: &[Row] = &[
 ];
 
 const COMPLETIONS: &[Row] = &[
+    ("continue_final_message", "", "is not supported: send the text itself as `prompt`"),
     ("functions", "", "is not supported: /v1/chat/completions takes tools"),
     ("function_call", "\"none\"", "is not supported: /v1/chat/completions takes tools"),
     ("verbosity", "\"medium\"", "is not supported: say in the prompt how long the answer shall be"),
 ];
 
 const RESPONSES: &[Row] = &[
+    ("continue_final_message", "", "is not supported: /v1/chat/completions takes it"),
     ("functions", "", "is the older form of `tools`; send `tools` and `tool_choice`"),
     ("function_call", "\"none\"", "is the older form of `tool_choice`; send `tools` and `tool_choice`"),
     ("verbosity", "\"medium\"", "is `text.verbosity` here"),

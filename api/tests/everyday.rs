@@ -351,3 +351,48 @@ async fn what_a_model_thought_before_reaches_its_template() {
     assert_eq!(api.post("/v1/responses", &json!({"input": items})).await.status, 200);
     assert_eq!(thought(), "A greeting.");
 }
+
+#[tokio::test]
+async fn an_answer_goes_on_with_words_that_were_put_into_its_mouth() {
+    let api = http::start(Fake::quick()).await;
+    let goes_on = || match api.fake.last.lock().unwrap().take().unwrap().prompt {
+        api::inference::Prompt::Messages { extra, .. } => extra.contains_key("continue_final_message"),
+        _ => false,
+    };
+    let begun = json!([user()[0], {"role": "assistant", "content": "Once upon"}]);
+    let ask = |more: Value| {
+        let mut body = json!({"model": "fake-7b", "max_tokens": 5, "stream": false, "messages": begun});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for (path, more, on) in [
+        ("/v1/messages", json!({}), true),
+        ("/api/chat", json!({}), true),
+        ("/v1/chat/completions", json!({}), false),
+        (
+            "/v1/chat/completions",
+            json!({"continue_final_message": true, "add_generation_prompt": false}),
+            true,
+        ),
+        ("/v1/messages", json!({"messages": user()}), false),
+    ] {
+        assert_eq!(api.post(path, &ask(more.clone())).await.status, 200, "{path} {more}");
+        assert_eq!(goes_on(), on, "{path} {more}");
+    }
+    let schema = json!({"type": "object", "properties": {}});
+    let tool = json!([{"name": "f", "input_schema": schema}]);
+    for (path, more) in [
+        ("/v1/messages", json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}})),
+        ("/v1/messages", json!({"tools": tool, "tool_choice": {"type": "any"}})),
+        ("/api/chat", json!({"format": "json"})),
+        (
+            "/v1/chat/completions",
+            json!({"continue_final_message": true, "response_format": {"type": "json_object"}}),
+        ),
+        ("/v1/chat/completions", json!({"continue_final_message": true, "messages": user()})),
+        ("/v1/completions", json!({"continue_final_message": true, "prompt": "hi"})),
+    ] {
+        let reply = api.post(path, &ask(more.clone())).await;
+        assert_eq!(reply.status, 400, "{path} {more}: {}", reply.text());
+    }
+}

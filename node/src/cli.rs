@@ -3,6 +3,8 @@
 mod answer;
 pub mod api;
 mod choice;
+#[cfg(test)]
+mod examples;
 pub mod identity;
 mod keep;
 mod key;
@@ -92,9 +94,15 @@ pub enum Command {
   shoal up --local 5")]
     Up(Box<swarm::UpArgs>),
     /// Let the running node finish what it serves, say good-bye and stop
-    #[command(after_help = "Running sessions of others get 10 s to end; then they go on elsewhere.")]
+    #[command(after_help = "Running sessions of others get 10 s to end; then they go on elsewhere.
+
+Example:
+  shoal leave")]
     Leave(swarm::AskArgs),
     /// Let the running node serve no requests and send no model, until `shoal pause --off`; it still asks
+    #[command(after_help = "Examples:
+  shoal pause
+  shoal pause --off                            serve again")]
     Pause(swarm::PauseArgs),
     /// Whether other people's machines may compute your prompts: say so before a program or the API asks, or take it back
     #[command(after_help = "Examples:
@@ -115,6 +123,9 @@ pub enum Command {
   shoal status --history --days 30             tok/s, round trips, faults, work given and balance of each day")]
     Status(operate::StatusArgs),
     /// Who the running node knows, how far away they are and what they hold
+    #[command(after_help = "Examples:
+  shoal peers
+  shoal peers name 1f2e3d4c ann                call a node by a name of your own")]
     Peers(swarm::PeersArgs),
     /// Predict the speed of a prompt: here, and through the swarm of the running node
     #[command(after_help = "Without a running node it measures this machine.
@@ -141,6 +152,9 @@ Examples:
   shoal why 3f9a                               the one whose session begins so")]
     Why(swarm::WhyArgs),
     /// Work done for others and by others, as both sides signed, and the balance with everybody
+    #[command(after_help = "Examples:
+  shoal receipts
+  shoal receipts --json")]
     Receipts(swarm::AskArgs),
     /// Check a proof that a node lied: the signatures, and the computation once more
     Verify(swarm::VerifyArgs),
@@ -171,7 +185,7 @@ Examples:
   curl -H \"Authorization: Bearer $(cat ~/.local/share/shoal/api-token)\" http://127.0.0.1:7435/v1/models")]
     Serve(ServeArgs),
     /// Give other programs' models this node's as tools: the Model Context Protocol over standard input and output
-    #[command(after_help = "Programs start it themselves; their settings name the command:
+    #[command(after_help = "Programs start it themselves. Example of their settings, which name the command:
   {\"mcpServers\": {\"shoal\": {\"command\": \"shoal\", \"args\": [\"mcp\"]}}}
 
 Tools: ask, models, swarm.")]
@@ -190,8 +204,12 @@ Tools: ask, models, swarm.")]
     Bench(BenchArgs),
     /// Check that this machine computes the same bits as every other
     #[command(
-        after_help = "A machine that differs still computes; it is announced as class approx, and no node takes its word \
-                            for exact results."
+        after_help = "A machine that differs still computes; it is announced as class approx, and no node takes its word
+for exact results.
+
+Examples:
+  shoal selftest
+  shoal selftest --device gpu:0"
     )]
     Selftest(SelftestArgs),
     /// Look after the models this machine knows
@@ -284,9 +302,10 @@ pub struct WorkerArgs {
 /// Which model, and how this machine runs it.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// A .gguf file, or a name from `shoal model list` or `shoal model search`
-    #[arg(short, long, default_value = crate::library::DEFAULT_MODEL, env = "SHOAL_MODEL")]
-    pub model: String,
+    /// A .gguf file, or a name from `shoal model list` or `shoal model search` [default: minnow, where no node or code says
+    /// another]
+    #[arg(short, long, env = "SHOAL_MODEL")]
+    pub model: Option<String>,
     /// Compute threads [default: physical cores]
     #[arg(short, long, env = "SHOAL_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -323,11 +342,10 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// The model inside the binary, run as this machine does best.
     pub fn default_model() -> Self {
-        let model = crate::library::DEFAULT_MODEL.to_owned();
         let device = DeviceName::Auto;
         let panel_cache = crate::panel_cache::DEFAULT_BYTES;
         Self {
-            model,
+            model: None,
             threads: None,
             ctx: None,
             isa: None,
@@ -338,6 +356,11 @@ impl EngineArgs {
             panel_cache,
             draft_head: None,
         }
+    }
+
+    /// The model that is named, or the one inside the binary.
+    pub fn model(&self) -> &str {
+        self.model.as_deref().unwrap_or(crate::library::DEFAULT_MODEL)
     }
 
     /// What computes, with the memory and the share of its time that may be taken.

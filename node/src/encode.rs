@@ -3,6 +3,7 @@
 pub(crate) mod rank_prompt;
 pub(crate) mod text_pair;
 
+use api::prefill::CONTINUE;
 use serde_json::{Map, Value};
 use shard::tokenizer::{
     Encode, Tokenizer,
@@ -25,14 +26,14 @@ pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
 }
 
 /// As [`encode_chat`], with descriptions of tools, which reach every model ([`Template::render_offering`]), and further
-/// variables for templates that take them. Of what has more than `context` tokens only so much is tokenized that more than
+/// variables for templates that take them; [`CONTINUE`] among them goes on with the last message. Of what has more than `context` tokens only so much is tokenized that more than
 /// `context` come out.
 pub fn encode_messages(
     tokenizer: &Tokenizer,
     template: &Result<Option<Template>, String>,
     messages: &Value,
     tools: Option<Value>,
-    extra: Map<String, Value>,
+    mut extra: Map<String, Value>,
     context: usize,
 ) -> Result<Vec<u32>> {
     let template = template.as_ref().map_err(|why| {
@@ -49,6 +50,7 @@ pub fn encode_messages(
         let text = tokenizer.beginning(&text, context);
         return Ok(tokenizer.encode(text, Encode { bos: true, special: false })?);
     };
+    let goes_on = extra.remove(CONTINUE) == Some(Value::Bool(true));
     let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     let input = RenderInput {
         messages: messages.clone(),
@@ -59,7 +61,7 @@ pub fn encode_messages(
         now: Some(now()),
         extra,
     };
-    let text = template.render_offering(&input)?;
+    let text = if goes_on { template.render_continuing(&input) } else { template.render_offering(&input) }?;
     Ok(tokenizer.encode_prompt(tokenizer.beginning(&text, context))?)
 }
 

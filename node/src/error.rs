@@ -49,10 +49,11 @@ impl Error {
         }
     }
 
-    /// 2 for a wrong command line, 130 after Ctrl-C, 1 for everything else.
+    /// 2 for a wrong command line, one that names a file that is not there among them, 130 after Ctrl-C, 1 for everything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
+            Self::Engine(shard::Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => 2,
             // 128 + SIGINT, as shells report it.
             Self::Interrupted => 130,
             _ => 1,

@@ -88,7 +88,7 @@ impl Prepared {
 
     /// As [`Self::confined`], with the model that drafts for it.
     fn drafted(args: &EngineArgs, drafter: Option<&str>) -> Result<Self> {
-        let located = with_panels(library::locate(&args.model)?, args)?;
+        let located = with_panels(library::locate(args.model())?, args)?;
         let drafter =
             drafter.map(|name| Ok::<_, Error>((name.to_owned(), library::locate(name)?))).transpose()?;
         let head = args.draft_head.as_deref().map(Located::open).transpose()?;
@@ -129,7 +129,7 @@ impl Model {
     pub fn load(args: &EngineArgs) -> Result<Self> {
         without_head(args)?;
         let _waiting = Waiting::start("loading the model");
-        Self::of(with_panels(library::locate(&args.model)?, args)?.as_ref(), args, device(args)?)
+        Self::of(with_panels(library::locate(args.model())?, args)?.as_ref(), args, device(args)?)
     }
 
     /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file; for commands whose
@@ -235,7 +235,7 @@ impl Model {
         let ctx = context(&gguf, args.ctx)?;
         let executor = load_whole(&gguf, &device, ctx)?;
         Ok(Self {
-            name: args.model.clone(),
+            name: args.model().to_owned(),
             gguf,
             tokenizer,
             template,

@@ -74,7 +74,7 @@ impl Doors {
         // The event loop parts with a peer whose name is no key of ours.
         let Some(node) = node_id(&peer).filter(|node| !self.members.has(*node)) else { return Ok(()) };
         if self.members.turn_away(node) {
-            tracing::warn!(%node, "a node that is not on the list of members was turned away");
+            tracing::warn!(node = ?node, "a node that is not on the list of members was turned away");
         }
         Err(ConnectionDenied::new(NoMember))
     }

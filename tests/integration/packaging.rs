@@ -469,6 +469,9 @@ fn the_compose_file_starts_commands_that_exist() {
     assert!(node::cli::parses(listed.iter().map(String::as_str)), "{listed:?}");
     assert!(listed.iter().any(|arg| arg == "--members") && !first.iter().any(|arg| arg == "--members"));
     assert!(first.iter().any(|arg| arg == "--no-discovery"));
+    // A variable without a value is not set in the container where it is not set outside.
+    let passed: Vec<&str> = compose.lines().filter_map(|line| line.trim().strip_prefix("- SHOAL_")).collect();
+    assert_eq!(passed, ["ANNOUNCE", "MODEL"]);
     let folder = packaging("compose.yaml").parent().unwrap().join(value("context:"));
     assert!(folder.join(value("dockerfile:")).is_file());
 }

@@ -30,6 +30,7 @@ use crate::{
         self, MAX_TOKENS,
         messages::{self, MAX_MESSAGES, Source},
     },
+    prefill,
     sse::{self, Frame, Wire},
     tools::Offer,
     unread::{self, Route},
@@ -111,6 +112,10 @@ fn read(
     if offer.forced.is_some() && format != Format::Text {
         return Err(fields.refuse("tool_choice", "demands a call, which has no room for a format"));
     }
+    let (messages, mut extra) = (conversation(fields, left)?, thinking(fields)?);
+    if prefill::is_begun(&messages) {
+        prefill::go_on(&mut extra, &format, &offer)?;
+    }
     let sampling = Sampling {
         temperature: fields.ranged(&ranges::TEMPERATURE)?,
         top_k: fields.count("top_k", 0, 1 << 20)?,
@@ -121,11 +126,7 @@ fn read(
     let request = GenerateRequest {
         id: names::fresh("msg_"),
         model: Some(app.know(fields.text("model")?)?.name),
-        prompt: Prompt::Messages {
-            messages: conversation(fields, left)?,
-            tools: offer.tools.clone(),
-            extra: thinking(fields)?,
-        },
+        prompt: Prompt::Messages { messages, tools: offer.tools.clone(), extra },
         sampling,
         seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
         max_tokens: Some(max_tokens),

@@ -11,7 +11,7 @@ use axum::{
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use super::{common, ending, extend, thinking};
+use super::{common, ending, extend, format, thinking};
 use crate::{
     App,
     answer::{self, Answer, Ending, Piece},
@@ -22,6 +22,7 @@ use crate::{
     inference::Prompt,
     left_out::LeftOut,
     openai::messages,
+    prefill,
     sse::{self, Frame, Wire},
     timestamp::timestamp,
     tools::Offer,
@@ -43,9 +44,12 @@ pub(crate) async fn post(
             return Err(message.refuse("images", "are not supported: the models here read text"));
         }
     }
-    let extra = thinking(&fields)?;
+    let mut extra = thinking(&fields)?;
     let mut left = LeftOut::default();
     let messages = messages::read(&fields, &mut left)?;
+    if prefill::is_begun(&messages) {
+        prefill::go_on(&mut extra, &format(&fields)?, &offer)?;
+    }
     let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let request = common(&app, &fields, &headers, prompt)?;
     offer.tell(&request.format, &mut left);

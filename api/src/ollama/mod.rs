@@ -69,16 +69,6 @@ fn common(
     // -1 and -2 mean "until it ends" and "until the context is full". Clients that speak several dialects say it their way.
     let most = options.integer("num_predict", -2, MAX_TOKENS as i64)?;
     let most = most.or(fields.integer("max_tokens", 1, MAX_TOKENS as i64)?);
-    let format = match fields.any("format") {
-        None => Format::Text,
-        Some(Value::String(word)) if word.is_empty() => Format::Text,
-        Some(Value::String(word)) if word == "json" => Format::JsonObject,
-        Some(format @ Value::Object(_)) => {
-            let closed = schema::close(format, &mut schema::Room::full());
-            Format::JsonSchema(closed.map_err(|why| fields.refuse("format", why))?)
-        }
-        Some(_) => return Err(fields.refuse("format", "must be `json` or a JSON schema")),
-    };
     Ok(GenerateRequest {
         id: names::fresh("ollama-"),
         model: Some(model(app, fields)?.name),
@@ -88,13 +78,27 @@ fn common(
         max_tokens: most.filter(|most| *most > 0).map(|most| most as usize),
         stop: openai::stops(&options, "stop")?,
         logprobs: None,
-        format,
+        format: format(fields)?,
         mode: openai::mode(fields, headers)?,
         guard: openai::guard(fields, headers)?,
         wire: openai::wire(fields, headers)?,
         session: openai::session(fields, headers)?,
         show_special: false,
         echo: false,
+    })
+}
+
+/// The form of the answer.
+fn format(fields: &Fields<'_>) -> Result<Format, ApiError> {
+    Ok(match fields.any("format") {
+        None => Format::Text,
+        Some(Value::String(word)) if word.is_empty() => Format::Text,
+        Some(Value::String(word)) if word == "json" => Format::JsonObject,
+        Some(format @ Value::Object(_)) => {
+            let closed = schema::close(format, &mut schema::Room::full());
+            Format::JsonSchema(closed.map_err(|why| fields.refuse("format", why))?)
+        }
+        Some(_) => return Err(fields.refuse("format", "must be `json` or a JSON schema")),
     })
 }
 

@@ -21,6 +21,7 @@ use crate::{
     fields::Fields,
     inference::{Format, GenerateRequest, Plan, Prompt, TokenLogprobs, Usage},
     left_out::LeftOut,
+    prefill::{self, CONTINUE},
     sse::{self, Frame, Wire},
     tools::Offer,
     unread::{self, Route},
@@ -94,6 +95,15 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
     }
     let mut messages = messages::read(&fields, &mut left)?;
     messages::verbosity(&fields, &mut messages, &mut left)?;
+    let format = format(&fields, "response_format")?;
+    if fields.bool(CONTINUE)?.unwrap_or(false) {
+        if !prefill::is_begun(&messages) {
+            return Err(
+                fields.refuse(CONTINUE, "needs a last message of the assistant, with text and without calls")
+            );
+        }
+        prefill::go_on(&mut extra, &format, &offer)?;
+    }
     let prompt = Prompt::Messages { messages, tools: offer.tools.clone(), extra };
     let mut request = common(app, &fields, headers, "chatcmpl-", prompt)?;
     let newer = fields.count("max_completion_tokens", 1, MAX_TOKENS)?;
@@ -104,7 +114,7 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         (false, None | Some(0)) => None,
         (false, Some(_)) => return Err(fields.refuse("top_logprobs", "needs `logprobs` to be true")),
     };
-    request.format = format(&fields, "response_format")?;
+    request.format = format;
     offer.tell(&request.format, &mut left);
     if let Some(forced) = offer.forced.clone() {
         if request.format != Format::Text {

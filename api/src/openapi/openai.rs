@@ -72,6 +72,7 @@ fn requests() -> Vec<Named> {
         ("tools", tools),
         ("tool_choice", choice.clone()),
         ("parallel_tool_calls", flag()),
+        ("continue_final_message", flag()),
         ("reasoning_effort", text()),
         ("verbosity", verbosity()),
         ("functions", list(function(), 0, 128)),

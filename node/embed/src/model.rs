@@ -78,7 +78,7 @@ impl Model {
             return Err(Error(format!("threads must be at most {MAX_THREADS}, got {threads}")));
         }
         let args = EngineArgs {
-            model: name.to_owned(),
+            model: Some(name.to_owned()),
             threads: Some(threads).filter(|threads| *threads > 0),
             no_pin: true,
             ..EngineArgs::default_model()

@@ -10,6 +10,8 @@ use super::swarm::HomeArgs;
 #[derive(Debug, Subcommand)]
 pub enum IdentityCommand {
     /// Which node this is, and which files belong to it
+    #[command(after_help = "Example:
+  shoal identity show")]
     Show {
         #[command(flatten)]
         #[allow(missing_docs)]
@@ -77,6 +79,8 @@ Examples:
         json: bool,
     },
     /// Take `export --retire` back: this folder starts a node again
+    #[command(after_help = "Example:
+  shoal identity reactivate")]
     Reactivate {
         #[command(flatten)]
         #[allow(missing_docs)]

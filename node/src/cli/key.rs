@@ -30,6 +30,8 @@ Examples:
         json: bool,
     },
     /// The keys there are, and what they took today
+    #[command(after_help = "Example:
+  shoal key list")]
     List {
         /// Of which node
         #[command(flatten)]
@@ -39,6 +41,8 @@ Examples:
         json: bool,
     },
     /// Take a key back; a running API refuses it from the next request on
+    #[command(after_help = "Example:
+  shoal key revoke ann")]
     Revoke {
         /// Whose it is
         name: String,

@@ -8,6 +8,9 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
     /// The models this machine knows
+    #[command(after_help = "Examples:
+  shoal model list
+  shoal model list --json")]
     List {
         /// A JSON array
         #[arg(long)]
@@ -49,6 +52,9 @@ Examples:
     #[command(subcommand)]
     Catalog(CatalogCommand),
     /// Give a .gguf file a name; the file stays where it is
+    #[command(after_help = "Examples:
+  shoal model add llama.gguf
+  shoal model add llama.gguf --name llama")]
     Add {
         /// The file
         file: PathBuf,
@@ -73,6 +79,9 @@ Examples:
     )]
     Pull(PullArgs),
     /// Let other nodes fetch a model from this one; prints its id
+    #[command(after_help = "Examples:
+  shoal model share smollm2
+  shoal model share smollm2 --off")]
     Share {
         /// A .gguf file or a name from `shoal model list`
         model: String,
@@ -87,6 +96,8 @@ Examples:
         json: bool,
     },
     /// Write a model as a file with its .obao beside it: on any web server they are a mirror
+    #[command(after_help = "Example:
+  shoal model export smollm2 smollm2.gguf")]
     Export {
         /// A name from `shoal model list`
         model: String,
@@ -100,6 +111,8 @@ Examples:
         json: bool,
     },
     /// Forget a name. A file you added stays where it is; what was pulled is removed
+    #[command(after_help = "Example:
+  shoal model rm smollm2")]
     Rm {
         /// The name
         name: String,
@@ -108,6 +121,9 @@ Examples:
         json: bool,
     },
     /// What a file holds and whether this build can run it
+    #[command(after_help = "Examples:
+  shoal model inspect llama.gguf
+  shoal model inspect smollm2 --tensors")]
     Inspect {
         /// A .gguf file or a name
         #[arg(default_value = crate::library::DEFAULT_MODEL)]
@@ -128,6 +144,8 @@ Examples:
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
     /// The catalogs that count here, and who signed them
+    #[command(after_help = "Example:
+  shoal model catalog list")]
     List {
         /// A JSON array
         #[arg(long)]
@@ -174,6 +192,8 @@ Example:
         json: bool,
     },
     /// Let a catalog, and later ones of its author, name models here
+    #[command(after_help = "Example:
+  shoal model catalog trust https://models.example/catalog.txt")]
     Trust {
         /// The catalog, a file or an address
         catalog: String,
@@ -185,6 +205,8 @@ Example:
         json: bool,
     },
     /// Take that back
+    #[command(after_help = "Example:
+  shoal model catalog forget 1f2e3d4c")]
     Forget {
         /// The author, as `shoal model catalog list` shows it; its first digits will do
         author: String,

@@ -84,6 +84,8 @@ pub enum ConfigCommand {
         json: bool,
     },
     /// Where the settings are read from
+    #[command(after_help = "Example:
+  shoal config path")]
     Path {
         /// One JSON object
         #[arg(long)]

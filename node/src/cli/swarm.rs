@@ -182,6 +182,10 @@ pub struct ReachArgs {
     /// Address to listen on, as a multiaddress (repeatable) [default: any port, QUIC and TCP, IPv4 and IPv6]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
+    /// Address that others reach this node at, as a multiaddress such as /dns4/node.example.org/tcp/4001: of a forwarded port, of
+    /// the host of a container. Codes and announcements name it first (repeatable, or several with commas between)
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', env = "SHOAL_ANNOUNCE")]
+    pub announce: Vec<String>,
     /// Address of a node to start from, ending in /p2p/… (repeatable)
     #[arg(long, value_name = "ADDRESS")]
     pub peer: Vec<String>,

@@ -106,8 +106,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
 
 fn subject(args: &BenchArgs, prepared: Option<&Prepared>) -> Result<(String, Arc<Gguf>)> {
     let Some(shape) = &args.shape else {
-        let gguf = prepared.map_or_else(|| library::open(&args.engine.model), Prepared::gguf)?;
-        return Ok((args.engine.model.clone(), Arc::new(gguf)));
+        let gguf = prepared.map_or_else(|| library::open(args.engine.model()), Prepared::gguf)?;
+        return Ok((args.engine.model().to_owned(), Arc::new(gguf)));
     };
     let (wanted, format) = shape_and_format(shape, &args.format)?;
     // A file, though it is not kept: weights are then in memory once, as with a real model.

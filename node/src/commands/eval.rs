@@ -170,7 +170,7 @@ fn logits(args: EvalArgs) -> Result<()> {
     let device = prepared.device(&args.engine)?;
     let started = Instant::now();
     let blueprint = Blueprint::from_gguf(&gguf)?;
-    model::writes(&blueprint, &args.engine.model)?;
+    model::writes(&blueprint, args.engine.model())?;
     let rounding = rounding::alone(&args.wire.choice(), blueprint.layers.len() as u32, blueprint.hidden)?;
     let mut chain =
         chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;

@@ -53,7 +53,7 @@ pub(super) fn run(mut args: McpArgs) -> Result<()> {
     if !swarm {
         // Standard input belongs to the protocol: there is no one to ask.
         let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: true };
-        args.engine.model = obtain::model(&args.engine.model, terms)?;
+        args.engine.model = Some(obtain::model(args.engine.model(), terms)?);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let preferences = swarm.then(|| Preferences {

@@ -48,9 +48,10 @@ struct Listed<'a> {
     present_bytes: Option<u64>,
 }
 
-fn list(json: bool) -> Result<()> {
+/// The row of the model inside the binary.
+pub(super) fn embedded() -> Entry {
     let (id, bytes) = library::embedded();
-    let embedded = Entry {
+    Entry {
         name: DEFAULT_MODEL.into(),
         path: "(inside the binary)".into(),
         id,
@@ -60,7 +61,11 @@ fn list(json: bool) -> Result<()> {
         from: Vec::new(),
         reference: None,
         modified_ms: None,
-    };
+    }
+}
+
+fn list(json: bool) -> Result<()> {
+    let embedded = embedded();
     let home = library::home()?;
     let library = Library::load(&home)?;
     if json {
@@ -171,6 +176,9 @@ fn export(model: &str, output: &Path, force: bool, json: bool) -> Result<()> {
 }
 
 fn remove(name: &str, json: bool) -> Result<()> {
+    if name == DEFAULT_MODEL {
+        return Err(Error::usage(format!("{DEFAULT_MODEL} is inside the program and takes no other room")));
+    }
     let home = library::home()?;
     let entry = Library::change(&home, |library| library.remove(name))?;
     let others = Library::load(&home)?;

@@ -37,7 +37,11 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) fn run(args: PullArgs) -> Result<()> {
     output::catch_interrupt()?;
-    bring(&args, false).map(drop)
+    let brought = bring(&args, false).map(drop);
+    if matches!(brought, Err(Error::Interrupted)) && !args.json {
+        eprintln!("What came is kept: the same command goes on from there, `shoal model rm` frees the room.");
+    }
+    brought
 }
 
 /// What is known of a model before it is here, beyond where it is.
@@ -107,6 +111,9 @@ async fn wanted(args: &PullArgs) -> Result<Wanted> {
     let of_id = |id: Option<scheduler::ModelId>| {
         library.entries().iter().find(|entry| id.is_some() && entry.model() == id)
     };
+    if args.model == library::DEFAULT_MODEL {
+        return Ok(Wanted::Here(Box::new(super::model::embedded())));
+    }
     if let Some(reference) = Reference::parse(&args.model) {
         let reference = reference.map_err(Error::usage)?;
         let name = args.name.clone().unwrap_or_else(|| reference.local_name());

@@ -99,7 +99,7 @@ pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
 /// Fetches the model if it is not here, and names its file.
 pub(super) fn obtain_model(args: &mut AnswerArgs, json: bool) -> Result<()> {
     let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json };
-    args.engine.model = obtain::model(&args.engine.model, terms)?;
+    args.engine.model = Some(obtain::model(args.engine.model(), terms)?);
     let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json };
     obtain::drafter(&mut args.sampling.draft, terms)
 }
@@ -118,9 +118,7 @@ pub(super) fn question(prompt: PromptInput, args: &AnswerArgs, home: &Path) -> R
         may_be_read: args.route.mode.is_none() && crate::consent::given(home, control::Mode::Open),
     };
     let mut ask = remote::question(prompt, &args.route, form, &args.sampling, leeway)?;
-    if args.engine.model != library::DEFAULT_MODEL {
-        ask.model.clone_from(&args.engine.model);
-    }
+    ask.model = args.engine.model.clone().unwrap_or_default();
     Ok(ask)
 }
 
@@ -143,7 +141,7 @@ pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
 
 /// Takes a model that stands before the prompt, or instead of it, for `--model`; whether there was one.
 fn name_the_model(args: &mut RunArgs) -> Result<bool> {
-    let unnamed = args.answer.engine.model == library::DEFAULT_MODEL;
+    let unnamed = args.answer.engine.model.is_none();
     let Some(first) = args.prompt.clone() else { return Ok(false) };
     if args.second.is_none() && !(unnamed && obtain::is_name(&first)?) {
         return Ok(false);
@@ -151,7 +149,7 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
     if !unnamed {
         return Err(Error::usage(format!(
             "two models: \"{first}\" and --model {}; quote the prompt if it has several words",
-            args.answer.engine.model
+            args.answer.engine.model()
         )));
     }
     if args.second.is_some() && !obtain::is_name(&first)? && !library::looks_like_a_path(&first) {
@@ -159,7 +157,7 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
             "\"{first}\" is no model: quote the prompt if it has several words; `shoal model search` lists models"
         )));
     }
-    args.answer.engine.model = first;
+    args.answer.engine.model = Some(first);
     args.prompt = args.second.take();
     Ok(true)
 }

@@ -47,7 +47,7 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
     output::catch_interrupt()?;
     if args.via == Via::Local {
         let terms = super::obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
-        args.engine.model = super::obtain::model(&args.engine.model, terms)?;
+        args.engine.model = Some(super::obtain::model(args.engine.model(), terms)?);
         let terms = super::obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
         super::obtain::drafter(&mut args.api.draft, terms)?;
     }
@@ -69,7 +69,7 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
         };
         let keep = args.keep.bytes()?;
         if !swarm {
-            library::locate(&args.engine.model)?;
+            library::locate(args.engine.model())?;
         } else if args.unload_after.is_some() {
             return Err(Error::usage("the node keeps its models loaded: leave --unload-after away here"));
         } else if keep.is_some() {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use api::prefill::CONTINUE;
 use serde_json::{Map, Value, json};
 use shard::tokenizer::{
     Tokenizer,
@@ -23,7 +24,11 @@ pub(super) fn run(args: TemplateArgs) -> Result<()> {
         Some(file) => (template_file(file)?, None, None),
         None => from_model(args.model.as_deref().unwrap_or(library::DEFAULT_MODEL))?,
     };
-    let text = template.render(&render_input(input, bos, eos)?)?;
+    let mut input = render_input(input, bos, eos)?;
+    let text = match input.extra.shift_remove(CONTINUE) {
+        Some(Value::Bool(true)) => template.render_continuing(&input),
+        _ => template.render(&input),
+    }?;
     if args.json { output::json_line(&json!({"text": text})) } else { output::text(&text) }
 }
 

@@ -40,7 +40,7 @@ fn a_key_outside_of_tables_holds_wherever_the_flag_is() {
     let file = "threads = 3\nmodel = \"other\"";
     assert_eq!(join(file, "shoal join").engine.threads, Some(3));
     let Typed::Serve(serve) = cli(file, "shoal serve").command else { panic!() };
-    assert_eq!((serve.engine.threads, serve.engine.model.as_str()), (Some(3), "other"));
+    assert_eq!((serve.engine.threads, serve.engine.model()), (Some(3), "other"));
     let Typed::Tokenize(args) = cli(file, "shoal tokenize x").command else { panic!() };
     assert_eq!(args.model, "other");
 }

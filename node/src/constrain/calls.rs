@@ -281,4 +281,6 @@ fn only_end(allowed: &SimpleVob, trie: &TokTrie) -> bool {
 }
 
 #[cfg(test)]
+mod reading;
+#[cfg(test)]
 mod tests;

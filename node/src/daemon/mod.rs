@@ -373,9 +373,8 @@ impl Daemon {
         let scores =
             self.trusting.learn((over.model, costs.as_ref()), over.outcomes, &over.receipts, &over.proofs);
         scores.into_iter().for_each(|(node, score)| self.view.swarm.set_trust(node, score));
-        if let Some((report, timing)) =
-            over.report.as_ref().and_then(|said| Some((said, said.timing.as_ref()?)))
-        {
+        let whole = over.report.as_ref().filter(|report| !report.checking);
+        if let Some((report, timing)) = whole.and_then(|said| Some((said, said.timing.as_ref()?))) {
             self.history.answered(report.completion_tokens, timing.decode_tok_s, timing.faults.len());
         }
         self.prompts.remember(over.session, over.report);

@@ -248,6 +248,20 @@ pub fn id(model: &str) -> Result<ModelId> {
     Ok(ModelId::new(*hash.as_bytes()))
 }
 
+/// As [`id`], where it is known without reading the file.
+pub fn known_id(model: &str) -> Option<ModelId> {
+    if model == DEFAULT_MODEL {
+        return Some(ModelId::new(embedded_hash()));
+    }
+    let library = Library::load(&home().ok()?).ok()?;
+    if !looks_like_a_path(model) {
+        return library.find(model).ok()?.model();
+    }
+    let path = std::path::absolute(model).ok()?;
+    let entry = library.entries().iter().find(|entry| entry.path == path)?;
+    entry.check_unchanged().ok().and_then(|()| entry.model())
+}
+
 pub(crate) fn looks_like_a_path(model: &str) -> bool {
     model.contains(['/', '\\']) || model.ends_with(".gguf") || Path::new(model).is_file()
 }

@@ -181,7 +181,7 @@ async fn a_model_that_cannot_be_loaded_is_said_once() {
         ("/no/such/model.gguf".to_owned(), "there is no file"),
         (damaged.path().to_str().unwrap().to_owned(), "version"),
     ] {
-        let confined = serving(&EngineArgs { model, ..args() }).await;
+        let confined = serving(&EngineArgs { model: Some(model), ..args() }).await;
         let why = confined.loaded().unwrap().unwrap_err();
         assert!(why.contains(what), "{why}");
         assert!(matches!(confined.ready(None), Err(Failure::Unavailable { .. })));

@@ -296,13 +296,13 @@ fn build(
 
 /// Binds every address that can be bound and waits until the system has named one for each.
 async fn listen(event_loop: &mut EventLoop, addresses: &[String]) -> Result<()> {
-    let mut pending = HashSet::new();
+    let mut pending = HashMap::new();
     let mut refused = String::from("no address was given");
     let mut bound = 0;
     for text in addresses {
         match event_loop.swarm.listen_on(address(text, event_loop.local.loopback_only)?) {
-            Ok(listener) => drop(pending.insert(listener)),
-            Err(e) => refused = format!("{text}: {e}"),
+            Ok(listener) => drop(pending.insert(listener, text)),
+            Err(e) => refused = format!("{text}: {}", causes(&e)),
         }
     }
     let deadline = tokio::time::Instant::now() + BIND;
@@ -311,10 +311,12 @@ async fn listen(event_loop: &mut EventLoop, addresses: &[String]) -> Result<()> 
             break;
         };
         match &event {
-            SwarmEvent::NewListenAddr { listener_id, .. } if pending.remove(listener_id) => bound += 1,
+            SwarmEvent::NewListenAddr { listener_id, .. } => {
+                bound += usize::from(pending.remove(listener_id).is_some());
+            }
             SwarmEvent::ListenerClosed { listener_id, reason: Err(e), .. } => {
-                pending.remove(listener_id);
-                refused = e.to_string();
+                let text = pending.remove(listener_id).map_or("", String::as_str);
+                refused = format!("{text}: {}", causes(e));
             }
             _ => {}
         }
@@ -324,6 +326,21 @@ async fn listen(event_loop: &mut EventLoop, addresses: &[String]) -> Result<()> 
         return Err(Error::Listen(refused));
     }
     Ok(())
+}
+
+/// What went wrong, and what was behind it: the outermost word is often none.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut said = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let word = error.to_string();
+        // Some say what they wrap.
+        if !word.is_empty() && !said.last().is_some_and(|last: &String| last.contains(&word)) {
+            said.push(word);
+        }
+        next = error.source();
+    }
+    said.join(": ")
 }
 
 /// Takes in whom the user and earlier runs know. The first tick dials them.

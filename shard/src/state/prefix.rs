@@ -3,13 +3,18 @@
 //! [`PrefixCache`] keeps them within a number of bytes, so that a prompt that begins like an earlier one (a chat's next
 //! turn, a shared system prompt) only computes what is new.
 
+use std::collections::HashMap;
+
 use scheduler::SessionKind;
 
 use super::SessionState;
+use crate::kernels::QUARTER;
 
 /// Finished sessions kept for prompts that begin like them, least recently used out first.
 pub struct PrefixCache {
     kept: Vec<Kept>,
+    /// What all of them take; memory that they share counts once.
+    bytes: usize,
     limit_bytes: usize,
     hits: u64,
     misses: u64,
@@ -23,11 +28,13 @@ struct Kept {
 impl PrefixCache {
     /// Keeps at most `limit_bytes` of states; 0 keeps nothing.
     pub fn new(limit_bytes: usize) -> Self {
-        Self { kept: Vec::new(), limit_bytes, hits: 0, misses: 0 }
+        Self { kept: Vec::new(), bytes: 0, limit_bytes, hits: 0, misses: 0 }
     }
 
-    /// The kept session of the same `kind` that shares the longest beginning with `tokens`, cut to it; its `len` says how many tokens need
-    /// not be computed again, always fewer than `tokens`, so that the last one still gives logits.
+    /// A session of the same `kind` with the longest beginning of `tokens` that a kept one has; its `len` says how many tokens
+    /// need not be computed again, always fewer than `tokens`, so that the last one still gives logits. What continues the
+    /// kept one takes its place. Where it knows more than a quarter of a page beyond that beginning (another conversation
+    /// behind one system prompt), it stays for its own next turn, and both share memory.
     pub fn take(&mut self, kind: SessionKind, tokens: &[u32]) -> Option<SessionState> {
         let shared = |kept: &Kept| {
             if kept.state.kind() != kind {
@@ -44,8 +51,16 @@ impl PrefixCache {
             return None;
         };
         self.hits += 1;
-        let mut state = self.kept.remove(index).state;
-        state.rewind(common);
+        let mut kept = self.kept.remove(index);
+        let another = (kept.state.len() - common > QUARTER).then(|| kept.state.share(common)).flatten();
+        let state = if let Some(another) = another {
+            self.kept.push(kept);
+            another
+        } else {
+            kept.state.rewind(common);
+            kept.state
+        };
+        self.bytes = self.count();
         Some(state)
     }
 
@@ -55,14 +70,23 @@ impl PrefixCache {
             return;
         }
         self.kept.push(Kept { tokens, state });
-        while self.bytes() > self.limit_bytes {
+        self.bytes = self.count();
+        while self.bytes > self.limit_bytes {
             self.kept.remove(0);
+            self.bytes = self.count();
         }
+    }
+
+    fn count(&self) -> usize {
+        let mut parts = HashMap::new();
+        let mut part = |name, bytes| _ = parts.insert(name, bytes);
+        self.kept.iter().for_each(|kept| kept.state.parts(&mut part));
+        parts.values().sum()
     }
 
     /// Bytes of all states kept.
     pub fn bytes(&self) -> usize {
-        self.kept.iter().map(|kept| kept.state.bytes()).sum()
+        self.bytes
     }
 
     /// Bytes it may keep.
@@ -101,5 +125,29 @@ mod tests {
         assert!(prefixes.take(SessionKind::DEFAULT, &[0, 0]).is_none());
         assert_eq!(prefixes.take(SessionKind::DEFAULT, &[2, 2]).map(|kv| kv.len()), Some(1));
         assert_eq!(prefixes.hits_and_misses(), (3, 2));
+    }
+
+    #[test]
+    fn two_conversations_behind_one_system_prompt_do_not_take_each_others_turns() {
+        let system: Vec<u32> = (0..100).collect();
+        let turn = |of: u32, len: usize| {
+            let said = std::iter::repeat_n(1000 + of, len - system.len());
+            system.iter().copied().chain(said).collect::<Vec<_>>()
+        };
+        let mut prefixes = PrefixCache::new(usize::MAX);
+        prefixes.put(turn(0, 400), cache(400));
+        let alone = prefixes.bytes();
+        let mut other = prefixes.take(SessionKind::DEFAULT, &turn(1, 150)).unwrap();
+        assert_eq!(other.len(), 100);
+        assert_eq!(prefixes.bytes(), alone, "the first conversation is still there");
+        other.reserve(400).unwrap();
+        other.advance(300);
+        prefixes.put(turn(1, 400), other);
+        assert!(prefixes.bytes() < 2 * alone, "what both share counts once");
+        for of in [0, 1, 0, 1] {
+            let next = prefixes.take(SessionKind::DEFAULT, &turn(of, 420)).unwrap();
+            assert_eq!(next.len(), 400, "each goes on where it ended");
+            prefixes.put(turn(of, 400), next);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     cli::{AnswerArgs, ChatArgs, swarm::Via},
     commands::{mcp, request, swarm::remote},
     inference::swarm::Preferences,
-    library, output,
+    output,
 };
 
 /// Answers to one message, each with calls: a model that calls on and on is stopped.
@@ -229,10 +229,9 @@ fn question(
     let asked = request(Vec::new(), &args.sampling)?;
     let by = asked.sampling;
     // A process of this command has one model, the one it was started with.
-    let named = by_node && args.engine.model != library::DEFAULT_MODEL;
     Ok(GenerateRequest {
         id,
-        model: named.then(|| args.engine.model.clone()),
+        model: args.engine.model.clone().filter(|_| by_node),
         prompt: Prompt::Messages { messages, tools, extra: Map::new() },
         sampling: Sampling {
             temperature: Some(by.temperature),

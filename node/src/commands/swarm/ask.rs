@@ -477,7 +477,8 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     if let Some(drafts) = own.and_then(|own| own.drafts.as_ref()) {
         say!("drafts    {}", remote::drafts_text(drafts));
     }
-    say!("checked   {}", remote::checked_text(&report));
+    let so_far = if report.checking { "checks go on; so far " } else { "" };
+    say!("checked   {so_far}{}", remote::checked_text(&report));
     let links: StatusReport = asked(&home, &Question::Status)?;
     for LinkReport { node, link, .. } in &links.network.links {
         if report.timing.iter().flat_map(|timing| &timing.stages).any(|stage| stage.range.node == *node) {

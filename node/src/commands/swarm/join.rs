@@ -4,6 +4,7 @@ use std::{
     io::{self, IsTerminal, Read},
     path::Path,
     thread,
+    time::Duration,
 };
 
 use futures::{FutureExt, future::FusedFuture};
@@ -51,6 +52,8 @@ use crate::{
 const NEWS: usize = 256;
 /// The part of `--keep-state` that is for tokens and rows of ended prompts, the rest being for states: one in so many.
 const LOG_PART: u64 = 16;
+/// After so long without a node of the code the user hears of it.
+const UNANSWERED: Duration = Duration::from_secs(15);
 
 pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let opened = args.agree.ask;
@@ -88,17 +91,17 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     if let Some(invite) = &invite {
         take_up(&mut args, invite);
     }
-    if Reference::parse(&args.engine.model).is_some() {
+    if Reference::parse(args.engine.model()).is_some() {
         // What a registry names has no content id before it is here.
         let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.talk.json };
-        args.engine.model = obtain::model(&args.engine.model, terms)?;
+        args.engine.model = Some(obtain::model(args.engine.model(), terms)?);
     }
     let terms = obtain::Terms { sources: &args.sources, yes: args.agree.yes, json: args.talk.json };
     if args.api.http.draft.model().is_some_and(|name| Reference::parse(name).is_some()) {
         obtain::drafter(&mut args.api.http.draft, terms)?;
     }
     let known = runtime()?.block_on(known(&library::home()?, &args.sources, args.talk.json))?;
-    let which = which(&args, &args.engine.model, &home, &known)?;
+    let which = which(&args, args.engine.model(), &home, &known)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
     let beside = beside(&args, which.id, &home, &known)?;
@@ -113,6 +116,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         () if asks(&args, &serve) => vec![Mode::Boomerang],
         () => Vec::new(),
     };
+    let by_code = invite.as_ref().is_some_and(|invite| !invite.contacts.is_empty());
     let (network, template) = network(&args.reach, &home, identity.clone(), invite)?;
     let members = network.admission.members.clone();
     let context = match &which.here {
@@ -124,7 +128,7 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         Some(Here { path: Some(path), .. }) => Source::File(path.clone()),
         _ => Source::Embedded,
     };
-    let name = name_of(&args.engine.model, which.id, &known, &home);
+    let name = name_of(args.engine.model(), which.id, &known, &home);
     let about = match &which.here {
         Some(Here { header, .. }) => header.info(context, name)?,
         None => local::unknown(context, name),
@@ -199,10 +203,26 @@ fn stay(mut args: JoinArgs) -> Result<()> {
     }
     runtime()?.block_on(async {
         let (notices, mut news) = mpsc::channel(NEWS);
-        let json = args.talk.json;
+        let (json, quiet) = (args.talk.json, args.talk.quiet);
         let printer = tokio::spawn(async move {
             let mut waiting = Some(Waiting::start("loading the model"));
-            while let Some(notice) = news.recv().await {
+            let mut alone = by_code && !quiet;
+            let mut unanswered = std::pin::pin!(tokio::time::sleep(UNANSWERED));
+            loop {
+                let notice = tokio::select! {
+                    notice = news.recv() => notice,
+                    () = &mut unanswered, if alone => {
+                        alone = false;
+                        eprintln!(
+                            "None of the nodes that the code names has answered yet: they may be gone, or out of reach from \
+                             here. This node goes on trying; a new code is made with `shoal invite`, `shoal doctor` looks at \
+                             the way out."
+                        );
+                        continue;
+                    }
+                };
+                let Some(notice) = notice else { break };
+                alone &= !matches!(notice, Notice::Joined(_));
                 waiting.take();
                 let stopped = matches!(notice, Notice::Stopped);
                 if show(notice, json).is_err() || stopped {
@@ -319,7 +339,7 @@ fn agree(
             "Joining \"{}\": this machine serves {at_most}{layers} of {num_layers} layers of {} ({} in memory), and up to {} for \
              other people's sessions, at low priority.",
             args.reach.swarm,
-            args.engine.model,
+            args.engine.model(),
             human_bytes(bytes),
             human_bytes(args.hold.memory << 20)
         ),
@@ -390,7 +410,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
         say!(
             "Joining \"{}\" to ask only: nothing is fetched, peers that hold {} answer.",
             args.reach.swarm,
-            args.engine.model
+            called(known, args.engine.model())
         );
     } else {
         say!(
@@ -398,10 +418,10 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
              up to {} for other people's sessions, at low priority. Until then peers that have it read and answer your \
              prompts (--mode open).{}",
             args.reach.swarm,
-            called(known, &args.engine.model),
+            called(known, args.engine.model()),
             if bounds.is_empty() { "what is free".to_owned() } else { bounds.join(" and ") },
             human_bytes(args.hold.memory << 20),
-            terms(known, &args.engine.model)
+            terms(known, args.engine.model())
         );
     }
     agree_beside(args, known)?;
@@ -444,16 +464,13 @@ fn share(home: &Path, served: &[ModelId]) -> Result<()> {
     Ok(())
 }
 
-/// What a code says of the swarm and its model, where the user says nothing else. Who only asks needs no model: those who have it
-/// answer.
+/// What a code says of the swarm and its model, where the user says nothing else.
 fn take_up(args: &mut JoinArgs, invite: &Invite) {
     if let Some(name) = &invite.name {
         args.reach.swarm.clone_from(name);
     }
-    if let Some(model) =
-        invite.model.filter(|_| !args.hold.ask_only && args.engine.model == library::DEFAULT_MODEL)
-    {
-        args.engine.model = content::hex(model);
+    if args.engine.model.is_none() {
+        args.engine.model = invite.model.map(content::hex);
     }
 }
 

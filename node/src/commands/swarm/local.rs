@@ -131,7 +131,7 @@ fn start_node(
         "--loopback",
         "--until-stdin-closes",
         "--model",
-        &engine.model,
+        engine.model(),
     ]);
     command.arg("--home").arg(home);
     // What the user set for their own node is not meant for these.

@@ -31,6 +31,7 @@ pub(super) fn network(
     config.reach.upnp = !reach.loopback && !reach.no_discovery;
     config.relay = !reach.loopback || reach.carry;
     config.reach.relays.clone_from(&reach.relay);
+    config.reach.external.clone_from(&reach.announce);
     config.reach.punch = !reach.no_punch;
     reach.links.apply(&mut config)?;
     config.cache = Some(home.join("peers"));

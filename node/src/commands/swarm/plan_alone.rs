@@ -17,7 +17,6 @@ use crate::{
     encode,
     events::{CostTerms, PlanReport, PlannedStage, Predicted, Prediction, Way},
     inference::local::prompt::{self, Request, Session},
-    library,
     model::{CHUNK_ROWS, Model},
 };
 
@@ -38,8 +37,8 @@ pub(super) fn plan(args: &PlanArgs) -> Result<PlanReport> {
             mode.name()
         )));
     }
-    let model = args.model.clone().unwrap_or_else(|| library::DEFAULT_MODEL.to_owned());
-    let model = Model::load_confined(&EngineArgs { model, ..EngineArgs::default_model() })?;
+    let named = EngineArgs { model: args.model.clone(), ..EngineArgs::default_model() };
+    let model = Model::load_confined(&named)?;
     let ids = encode::encode_chat(&model, &json!([{ "role": "user", "content": args.prompt }]))?;
     let layers = model.executor.range().end();
     let measured = measure(&model, &ids)?;

@@ -13,7 +13,7 @@ use crate::{
     control::{self, Caller, Mode, Question},
     events::{
         AnswerLength, DraftReport, Ends, FinishReason, ForApi, Leeway, PromptEvent, PromptInput,
-        PromptReport, PromptRequest, Sampling, StageRange,
+        PromptReport, PromptRequest, Refusal, Sampling, StageRange,
     },
     journal, output,
 };
@@ -61,8 +61,25 @@ pub async fn generate(
     follow(home, &Question::Generate(Box::new(ask)), on_event).await
 }
 
-/// Asks the node anything that is answered by tokens. See [`generate`].
+/// Asks the node anything that is answered by tokens; without an end of it the last event says why. See [`generate`].
 pub async fn follow(
+    home: &Path,
+    question: &Question,
+    on_event: &mut dyn FnMut(&PromptEvent) -> Result<()>,
+) -> Result<PromptReport> {
+    let mut ended = false;
+    let mut told = |event: &PromptEvent| {
+        ended |= matches!(event, PromptEvent::Done(_));
+        on_event(event)
+    };
+    let answer = answered(home, question, &mut told).await;
+    if let (Err(error), false) = (&answer, ended) {
+        on_event(&PromptEvent::Failed(Refusal { error: error.to_string(), ..Refusal::default() }))?;
+    }
+    answer
+}
+
+async fn answered(
     home: &Path,
     question: &Question,
     on_event: &mut dyn FnMut(&PromptEvent) -> Result<()>,

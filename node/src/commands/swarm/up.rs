@@ -75,7 +75,7 @@ pub(super) fn start(
     (api, links): (Option<SocketAddr>, &LinkArgs),
     json: bool,
 ) -> Result<local::LocalSwarm> {
-    let num_layers = Header::read(library::locate(&engine.model)?.as_ref())?.num_layers();
+    let num_layers = Header::read(library::locate(engine.model())?.as_ref())?.num_layers();
     if num_layers < 3 {
         return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
     }

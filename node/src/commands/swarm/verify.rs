@@ -1,6 +1,6 @@
 //! `shoal verify PROOF`: whether a node lied, for a machine that holds the model.
 
-use std::{fs, process};
+use std::{fs, io, process};
 
 use p2p::{
     codec::Wire,
@@ -37,7 +37,7 @@ impl Judge {
                 nice: false,
             },
             layers: LayerRange::new(0, 1).into_iter().collect(),
-            ..Spec::new(source(&args.engine.model)?)
+            ..Spec::new(source(args.engine.model())?)
         };
         // One layer is enough to learn which model it is and whether this machine is exact.
         let (worker, ready, _outputs) = runtime.block_on(worker::spawn(spec.clone()))?;
@@ -84,6 +84,9 @@ pub(in crate::commands) fn verify(args: VerifyArgs) -> Result<()> {
     let bytes = match fs::metadata(&args.proof) {
         Ok(file) if file.len() > MAX_PROOF as u64 => return Err(unreadable("it is too long")),
         Ok(_) => fs::read(&args.proof).map_err(|error| unreadable(&error.to_string()))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(Error::usage(format!("there is no file {}", args.proof.display())));
+        }
         Err(error) => return Err(unreadable(&error.to_string())),
     };
     let now = crate::clock::receipt_s();

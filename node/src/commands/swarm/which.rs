@@ -167,7 +167,7 @@ pub(super) fn experts(args: &JoinArgs, is_here: bool) -> Result<Option<ExpertSha
     if !is_here {
         return Err(Error::usage(format!(
             "--experts loads parts of a file that is here: `shoal model pull {}` fetches it",
-            args.engine.model
+            args.engine.model()
         )));
     }
     if !matches!(args.engine.device()?, DeviceName::Auto | DeviceName::Cpu) {

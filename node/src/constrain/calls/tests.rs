@@ -5,7 +5,7 @@ use shard::tokenizer::{Encode, Tokenizer};
 use super::super::{Bound, Constraints};
 use super::*;
 
-fn tool(name: &str, parameters: Value) -> CallForm {
+pub(super) fn tool(name: &str, parameters: Value) -> CallForm {
     CallForm { name: name.into(), parameters }
 }
 
@@ -18,7 +18,7 @@ fn tools() -> Vec<CallForm> {
 }
 
 /// A tokenizer whose tokens are bytes, and one that ends a turn.
-fn of_bytes() -> Tokenizer {
+pub(super) fn of_bytes() -> Tokenizer {
     let mut tokens: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
     tokens.push("</s>".into());
     let kinds: Vec<i32> = (0..257).map(|id| if id == 256 { 3 } else { 6 }).collect();

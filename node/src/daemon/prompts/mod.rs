@@ -225,6 +225,11 @@ impl Prompts {
     pub(super) fn remember(&mut self, session: SessionId, report: Option<PromptReport>) {
         self.in_flight.remove(&session);
         let Some(report) = report else { return };
+        let being_checked = |known: &&mut PromptReport| known.checking && known.session == report.session;
+        if let Some(known) = self.history.iter_mut().find(being_checked) {
+            *known = report;
+            return;
+        }
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }

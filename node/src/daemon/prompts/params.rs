@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::{choice::Wire, inference::Format};
+use api::{choice::Wire, inference::Format, prefill::CONTINUE};
 use scheduler::{CacheType, NodeId, backlog::Shed};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
@@ -100,6 +100,7 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
     let asked = [
         ("response_format", !matches!(ask.api.format, Format::Text | Format::Calls(_))),
         ("tools", ask.api.tools.is_some() || ask.api.show_special),
+        ("continue_final_message", ask.api.extra.contains_key(CONTINUE)),
         ("chat_template_kwargs", !ask.api.extra.is_empty()),
         ("echo", ask.api.echo),
         ("logprobs", ask.sampling.logprobs),

@@ -140,11 +140,19 @@ impl PromptTask {
             ask.mode = Mode::Open;
         }
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
-            let why = format!(
-                "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
-                 open to let it, or hold the model with `shoal join --also`",
-                ask.model
-            );
+            let why = match own {
+                true => format!(
+                    "the first and last layers of \"{}\" are not on this machine yet (`shoal status` shows what is being \
+                     fetched), and without them it would have to send the text itself to a peer: ask again once they are \
+                     here, or say --mode open to let it",
+                    ask.model
+                ),
+                false => format!(
+                    "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
+                     open to let it, or hold the model with `shoal join --also`",
+                    ask.model
+                ),
+            };
             return Err(Trouble::invalid("mode", why));
         }
         if let Some(field) = only_here(&ask) {
@@ -479,11 +487,13 @@ impl PromptTask {
                 Progress::Answered(mut report) => {
                     told = true;
                     tell_rest(&mut report.said, lines).await;
-                    // No node serves it any more: what goes on behind it burdens this node only.
-                    let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.said.rest);
                     let report = shifts::joined(before, done(&report, ask.mode, &route, &whole));
-                    PromptEvent::Done(Box::new(PromptReport { checking: true, ..report }))
+                    let report = PromptReport { checking: true, ..report };
+                    // No node serves it any more: what goes on behind it burdens this node only.
+                    let known = self.prove.is_none().then(|| report.clone());
+                    let _ = self.finished.send(finished(known)).await;
+                    PromptEvent::Done(Box::new(report))
                 }
                 Progress::Done(mut report) => {
                     // What is held back of a text that goes on comes with what follows.

@@ -96,8 +96,8 @@ impl Confined {
         retention: Retention<'_>,
     ) -> Result<Arc<Self>> {
         let spec = EngineSpec {
-            model: args.model.clone(),
-            name: model_name(&args.model),
+            model: args.model().to_owned(),
+            name: model_name(args.model()),
             file: None,
             panel_cache: args.panel_cache,
             panels: false,
@@ -114,7 +114,7 @@ impl Confined {
         };
         let Retention { states, unload_after } = retention;
         let place = states.map(|(home, bytes)| {
-            let files = identity(library::locate(&args.model)?.as_ref())?;
+            let files = identity(library::locate(args.model())?.as_ref())?;
             Ok::<_, Error>((Place::open(home, &files, bytes)?, files))
         });
         let place = place.transpose()?;

@@ -79,7 +79,7 @@ pub fn run() -> Result<()> {
     let memory = confine::for_model(bytes, spec.kv_bytes as u64);
     confine::enter_worker(Purpose::Engine, &spec.device.0, memory);
     let args = EngineArgs {
-        model: spec.model.clone(),
+        model: Some(spec.model.clone()),
         threads: spec.threads,
         ctx: spec.ctx,
         isa: spec.isa.clone(),

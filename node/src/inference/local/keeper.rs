@@ -41,7 +41,7 @@ use crate::{
         self,
         child::{Child, lock},
     },
-    library, panel_cache,
+    content, library, panel_cache,
     platform::{
         Handed, Stamp, files, handed_files,
         streams::{ReadHalf, Stream},
@@ -73,6 +73,8 @@ enum Presence {
 
 pub(super) struct Shared {
     spec: EngineSpec,
+    /// BLAKE3 of the model's file, where it is known.
+    hash: Option<String>,
     pub(super) program: PathBuf,
     /// What forms ask that wait to be tried.
     pub(super) governor: Governor,
@@ -384,7 +386,8 @@ impl Shared {
     ) -> Self {
         let (presence, next, state) =
             (watch::Sender::new(Presence::Here), AtomicU64::new(1), Mutex::default());
-        Self { spec, program, governor, draft, place, unload_after, presence, next, state }
+        let hash = library::known_id(&spec.model).map(content::hex);
+        Self { spec, hash, program, governor, draft, place, unload_after, presence, next, state }
     }
 
     pub(super) fn info(&self) -> Result<ModelInfo, Failure> {
@@ -392,7 +395,7 @@ impl Shared {
         match &lock(&self.state).loaded {
             None => Err(unavailable(format!("the model {} is being loaded", self.spec.name))),
             Some(Err(why)) => Err(unavailable(format!("the model could not be loaded: {why}"))),
-            Some(Ok(info)) => Ok(info.clone()),
+            Some(Ok(info)) => Ok(ModelInfo { hash: self.hash.clone(), ..info.clone() }),
         }
     }
 

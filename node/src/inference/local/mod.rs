@@ -73,7 +73,7 @@ impl Alone {
     /// # Errors
     /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
-        let name = model_name(&args.model);
+        let name = model_name(args.model());
         let load = move || {
             let mut model = Model::load(&args)?;
             model.foresee_with(None)?;

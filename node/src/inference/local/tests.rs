@@ -517,11 +517,11 @@ async fn drafts_change_nothing_that_is_said() {
     let shape = synthetic::shape("tiny").unwrap();
     let recurs = Shape { family: Family::Recurrent { interval: 3 }, vocab: 2048, ..shape.clone() };
     recurs.write_speaking(&path, &quant::Q8_0, 5, minnow.metadata()).unwrap();
-    let args = EngineArgs { model: path.to_str().unwrap().into(), ..args() };
+    let args = EngineArgs { model: path.to_str().map(str::to_owned), ..args() };
     draft_for(serving(args).await, "lookup,grammar", 15).await;
     // A model with a layer that guesses.
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/mtp/qwen35.gguf");
-    draft_for(serving(EngineArgs { model: path.into(), ..self::args() }).await, "head", 100).await;
+    draft_for(serving(EngineArgs { model: Some(path.into()), ..self::args() }).await, "head", 100).await;
 }
 
 /// Tests send every draft, whatever it costs: more than `least` tokens.

@@ -24,6 +24,7 @@ use minijinja::{
 use crate::{Error, Result, gguf::Metadata};
 
 mod budget;
+mod continuation;
 pub mod date;
 pub mod guard;
 mod print;
