@@ -28,12 +28,14 @@ export class Models {
 
   /** Reads both lists; called when the page is turned to. */
   async refresh() {
+    if (!$('library-here').children.length) write($('library-room'), t('library.looking'));
     try {
       const here = list((await json('/library')).models, 500).map(read);
       write($('library-room'), t('library.room', { models: t('count.models', { n: here.length }), used: bytes(here.reduce((sum, one) => sum + one.here, 0)) }));
       $('library-here').replaceChildren(...here.map((one) => this.item(one, one.removable && this.remover(one))));
       await this.search();
     } catch (error) {
+      write($('library-room'), '');
       if (error.status !== 401) this.fault(error);
     }
   }

@@ -110,7 +110,11 @@ export class Replay {
     if (state !== this.listed) $('replay-answer').replaceChildren(...this.answers.map((one, i) => h('option', { value: one.session }, names[i])));
     this.listed = state;
     const shown = this.answers.find((one) => one.session === this.answer?.session);
-    if (shown) $('replay-answer').value = shown.session;
+    if (shown) {
+      $('replay-answer').value = shown.session;
+      // What was being checked has more to tell now.
+      if (shown.steps.length !== this.answer.steps.length) this.choose(shown);
+    }
     // At first the last one that lost a machine: that is worth a look.
     else if (this.answers.length) this.choose(this.answers.find((one) => one.faults) ?? this.answers[0]);
   }

@@ -26,8 +26,8 @@ pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
 }
 
 /// As [`encode_chat`], with descriptions of tools, which reach every model ([`Template::render_offering`]), and further
-/// variables for templates that take them; [`CONTINUE`] among them goes on with the last message. Of what has more than `context` tokens only so much is tokenized that more than
-/// `context` come out.
+/// variables for templates that take them; [`CONTINUE`] among them goes on with the last message. Of what has more than
+/// `context` tokens only so much is tokenized that more than `context` come out.
 pub fn encode_messages(
     tokenizer: &Tokenizer,
     template: &Result<Option<Template>, String>,

@@ -440,7 +440,10 @@ fn interpolated(line: &str, set: impl Fn(&str) -> Option<&'static str>) -> Vec<S
         out += before;
         // `:-` has a word for a variable that is not set, `:+` one for a variable that is.
         match inside.split_once(":+") {
-            Some((name, word)) => out += set(name).map_or("", |_| word),
+            Some((name, word)) => {
+                let value = set(name).map(|value| word.replace(&format!("${name}"), value));
+                out += &value.unwrap_or_default();
+            }
             None => {
                 let (name, word) = inside.split_once(":-").expect("a variable has a default");
                 out += set(name).unwrap_or(word);
@@ -469,9 +472,18 @@ fn the_compose_file_starts_commands_that_exist() {
     assert!(node::cli::parses(listed.iter().map(String::as_str)), "{listed:?}");
     assert!(listed.iter().any(|arg| arg == "--members") && !first.iter().any(|arg| arg == "--members"));
     assert!(first.iter().any(|arg| arg == "--no-discovery"));
-    // A variable without a value is not set in the container where it is not set outside.
-    let passed: Vec<&str> = compose.lines().filter_map(|line| line.trim().strip_prefix("- SHOAL_")).collect();
-    assert_eq!(passed, ["ANNOUNCE", "MODEL"]);
+    let of = |variable: &'static str, word: &'static str| {
+        let line = interpolated(value("command:"), |name| (name == variable).then_some(word));
+        assert!(node::cli::parses(line.iter().map(String::as_str)), "{line:?}");
+        line.join(" ")
+    };
+    assert!(!first.iter().any(|arg| arg == "--model"), "the code's is taken: {first:?}");
+    assert!(of("SHOAL_MODEL", "smollm2").contains(" --model smollm2 "));
+    let announced = of("SHOAL_ANNOUNCE", "/ip4/192.0.2.7/tcp/4001,/dns4/node.example/tcp/4001");
+    assert!(
+        announced.contains(" --announce /ip4/192.0.2.7/tcp/4001,/dns4/node.example/tcp/4001 "),
+        "{announced}"
+    );
     let folder = packaging("compose.yaml").parent().unwrap().join(value("context:"));
     assert!(folder.join(value("dockerfile:")).is_file());
 }

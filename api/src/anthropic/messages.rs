@@ -113,7 +113,8 @@ fn read(
         return Err(fields.refuse("tool_choice", "demands a call, which has no room for a format"));
     }
     let (messages, mut extra) = (conversation(fields, left)?, thinking(fields)?);
-    if prefill::is_begun(&messages) {
+    let last = fields.list("messages", MAX_MESSAGES)?.and_then(|list| list.last());
+    if last.is_some_and(|last| last["role"] == "assistant") && prefill::is_begun(&messages) {
         prefill::go_on(&mut extra, &format, &offer)?;
     }
     let sampling = Sampling {

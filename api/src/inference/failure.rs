@@ -55,7 +55,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 23] = [
+const FIELDS: [&str; 24] = [
     "prompt",
     "messages",
     "model",
@@ -72,6 +72,7 @@ const FIELDS: [&str; 23] = [
     "tools",
     "logprobs",
     "chat_template_kwargs",
+    "continue_final_message",
     "input",
     "max_tokens",
     "stop",

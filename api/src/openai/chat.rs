@@ -87,6 +87,9 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
     let form = if is_older { Form::Functions } else { Form::Tools };
     let mut extra = serde_json::Map::new();
     if let Some(kwargs) = fields.object("chat_template_kwargs")? {
+        if kwargs.any(CONTINUE).is_some() {
+            return Err(kwargs.refuse(CONTINUE, "is a field of the request itself"));
+        }
         extra.extend(kwargs.members().map(|(name, value)| (name.clone(), value.clone())));
     }
     // Templates that know how hard to think call it so.

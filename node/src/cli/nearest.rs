@@ -54,11 +54,11 @@ fn meant(word: &str, command: &clap::Command) -> Option<Vec<String>> {
         let known = parent.find_subcommand(word).filter(|known| !known.is_hide_set())?;
         Some(format!("{} {}", parent.get_name(), known.get_name()))
     };
+    let elsewhere = ELSEWHERE.iter().find(|(other, _)| *other == word).map(|(_, name)| (*name).to_owned());
     let mut names: Vec<String> = command.get_subcommands().filter_map(below).collect();
     // Models are what other programs have such words for.
     names.sort_by_key(|name| !name.starts_with("model "));
-    let elsewhere = ELSEWHERE.iter().find(|(other, _)| *other == word);
-    names.extend(elsewhere.map(|(_, name)| (*name).to_owned()).filter(|_| names.is_empty()));
+    let names: Vec<String> = elsewhere.into_iter().chain(names).collect();
     Some(names).filter(|names| !names.is_empty())
 }
 

@@ -184,7 +184,7 @@ pub struct ReachArgs {
     pub listen: Vec<String>,
     /// Address that others reach this node at, as a multiaddress such as /dns4/node.example.org/tcp/4001: of a forwarded port, of
     /// the host of a container. Codes and announcements name it first (repeatable, or several with commas between)
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', env = "SHOAL_ANNOUNCE")]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub announce: Vec<String>,
     /// Address of a node to start from, ending in /p2p/… (repeatable)
     #[arg(long, value_name = "ADDRESS")]

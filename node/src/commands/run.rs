@@ -184,14 +184,15 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if args.json {
+        let question = control::Question::Generate(Box::new(ask));
+        return runtime.block_on(remote::follow_as_json(home, &question)).map(drop);
+    }
     let mut waiting = Some(Waiting::start("asking the swarm"));
     let mut in_a_line = false;
     let last = runtime.block_on(remote::generate(home, ask, &mut |event| {
         if !matches!(event, PromptEvent::Route(_)) {
             drop(waiting.take());
-        }
-        if args.json {
-            return output::json_line(event);
         }
         in_a_line =
             matches!(event, PromptEvent::Token(_)) || in_a_line && !matches!(event, PromptEvent::Done(_));
@@ -210,7 +211,7 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         output::text("\n")?;
     }
     let last = last?;
-    if !args.json && io::stderr().is_terminal() {
+    if io::stderr().is_terminal() {
         eprintln!("\n{}\n`shoal why` shows who computed what", remote::summary_text(&last));
     }
     Ok(())

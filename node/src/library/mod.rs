@@ -254,11 +254,13 @@ pub fn known_id(model: &str) -> Option<ModelId> {
         return Some(ModelId::new(embedded_hash()));
     }
     let library = Library::load(&home().ok()?).ok()?;
-    if !looks_like_a_path(model) {
-        return library.find(model).ok()?.model();
-    }
-    let path = std::path::absolute(model).ok()?;
-    let entry = library.entries().iter().find(|entry| entry.path == path)?;
+    let entry = match looks_like_a_path(model) {
+        true => {
+            let path = std::path::absolute(model).ok()?;
+            library.entries().iter().find(|entry| entry.path == path)?
+        }
+        false => library.find(model).ok()?,
+    };
     entry.check_unchanged().ok().and_then(|()| entry.model())
 }
 

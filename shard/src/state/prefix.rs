@@ -3,17 +3,23 @@
 //! [`PrefixCache`] keeps them within a number of bytes, so that a prompt that begins like an earlier one (a chat's next
 //! turn, a shared system prompt) only computes what is new.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map::Entry};
 
 use scheduler::SessionKind;
 
 use super::SessionState;
-use crate::kernels::QUARTER;
+
+/// Tokens at the end of a kept session that are no loss: what a template closes a turn with.
+const CLOSING: usize = 8;
+/// Most sessions kept, however little memory they have to themselves: those that begin alike share it.
+const MOST: usize = 256;
 
 /// Finished sessions kept for prompts that begin like them, least recently used out first.
 pub struct PrefixCache {
     kept: Vec<Kept>,
-    /// What all of them take; memory that they share counts once.
+    /// The pieces of memory of all of them by their names: bytes, and how many sessions have it.
+    parts: HashMap<usize, (usize, usize)>,
+    /// Bytes of all pieces.
     bytes: usize,
     limit_bytes: usize,
     hits: u64,
@@ -28,21 +34,20 @@ struct Kept {
 impl PrefixCache {
     /// Keeps at most `limit_bytes` of states; 0 keeps nothing.
     pub fn new(limit_bytes: usize) -> Self {
-        Self { kept: Vec::new(), bytes: 0, limit_bytes, hits: 0, misses: 0 }
+        Self { kept: Vec::new(), parts: HashMap::new(), bytes: 0, limit_bytes, hits: 0, misses: 0 }
     }
 
     /// A session of the same `kind` with the longest beginning of `tokens` that a kept one has; its `len` says how many tokens
     /// need not be computed again, always fewer than `tokens`, so that the last one still gives logits. What continues the
-    /// kept one takes its place. Where it knows more than a quarter of a page beyond that beginning (another conversation
+    /// kept one takes its place. Where it knows more than [`CLOSING`] tokens beyond that beginning (another conversation
     /// behind one system prompt), it stays for its own next turn, and both share memory.
     pub fn take(&mut self, kind: SessionKind, tokens: &[u32]) -> Option<SessionState> {
-        let shared = |kept: &Kept| {
-            if kept.state.kind() != kind {
-                return 0;
-            }
-            let common = kept.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            kept.state.checkpoint(common.min(tokens.len().saturating_sub(1)))
+        let most = tokens.len().saturating_sub(1);
+        let alike = |kept: &Kept| {
+            let same = kept.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+            if kept.state.kind() == kind { same.min(most).min(kept.state.len()) } else { 0 }
         };
+        let shared = |kept: &Kept| kept.state.checkpoint(alike(kept));
         let best = (0..self.kept.len()).max_by_key(|&i| (shared(&self.kept[i]), i));
         let Some((index, common)) =
             best.map(|i| (i, shared(&self.kept[i]))).filter(|&(_, common)| common > 0)
@@ -51,16 +56,16 @@ impl PrefixCache {
             return None;
         };
         self.hits += 1;
-        let mut kept = self.kept.remove(index);
-        let another = (kept.state.len() - common > QUARTER).then(|| kept.state.share(common)).flatten();
-        let state = if let Some(another) = another {
-            self.kept.push(kept);
-            another
-        } else {
-            kept.state.rewind(common);
-            kept.state
-        };
-        self.bytes = self.count();
+        let kept = &self.kept[index];
+        // What a checkpoint is behind of it is computed again, and no reason to keep it twice.
+        let goes_on = kept.state.len() - alike(kept) <= CLOSING;
+        if let Some(another) = (!goes_on).then(|| kept.state.share(common)).flatten() {
+            let used_last = self.kept.remove(index);
+            self.kept.push(used_last);
+            return Some(another);
+        }
+        let mut state = self.remove(index);
+        state.rewind(common);
         Some(state)
     }
 
@@ -69,22 +74,33 @@ impl PrefixCache {
         if tokens.len() < state.len() || state.is_empty() {
             return;
         }
+        let (parts, all) = (&mut self.parts, &mut self.bytes);
+        state.parts(&mut |name, bytes| {
+            let (_, sessions) = parts.entry(name).or_insert((bytes, 0));
+            *all += if *sessions == 0 { bytes } else { 0 };
+            *sessions += 1;
+        });
         self.kept.push(Kept { tokens, state });
-        self.bytes = self.count();
-        while self.bytes > self.limit_bytes {
-            self.kept.remove(0);
-            self.bytes = self.count();
+        while self.bytes > self.limit_bytes || self.kept.len() > MOST {
+            drop(self.remove(0));
         }
     }
 
-    fn count(&self) -> usize {
-        let mut parts = HashMap::new();
-        let mut part = |name, bytes| _ = parts.insert(name, bytes);
-        self.kept.iter().for_each(|kept| kept.state.parts(&mut part));
-        parts.values().sum()
+    fn remove(&mut self, index: usize) -> SessionState {
+        let state = self.kept.remove(index).state;
+        let (parts, all) = (&mut self.parts, &mut self.bytes);
+        state.parts(&mut |name, _| {
+            if let Entry::Occupied(mut part) = parts.entry(name) {
+                part.get_mut().1 -= 1;
+                if part.get().1 == 0 {
+                    *all -= part.remove().0;
+                }
+            }
+        });
+        state
     }
 
-    /// Bytes of all states kept.
+    /// Bytes of all states kept; memory that they share counts once.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -144,10 +160,14 @@ mod tests {
         other.advance(300);
         prefixes.put(turn(1, 400), other);
         assert!(prefixes.bytes() < 2 * alone, "what both share counts once");
+        let both = prefixes.bytes();
         for of in [0, 1, 0, 1] {
             let next = prefixes.take(SessionKind::DEFAULT, &turn(of, 420)).unwrap();
             assert_eq!(next.len(), 400, "each goes on where it ended");
             prefixes.put(turn(of, 400), next);
         }
+        assert_eq!(prefixes.bytes(), both);
+        let all = [0, 1].map(|of| prefixes.take(SessionKind::DEFAULT, &turn(of, 420)));
+        assert!(all.iter().all(Option::is_some) && prefixes.bytes() == 0, "nothing is counted that is gone");
     }
 }

@@ -207,21 +207,23 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         let printer = tokio::spawn(async move {
             let mut waiting = Some(Waiting::start("loading the model"));
             let mut alone = by_code && !quiet;
-            let mut unanswered = std::pin::pin!(tokio::time::sleep(UNANSWERED));
+            let mut unanswered = std::pin::pin!(tokio::time::sleep(Duration::MAX));
             loop {
                 let notice = tokio::select! {
                     notice = news.recv() => notice,
                     () = &mut unanswered, if alone => {
                         alone = false;
                         eprintln!(
-                            "None of the nodes that the code names has answered yet: they may be gone, or out of reach from \
-                             here. This node goes on trying; a new code is made with `shoal invite`, `shoal doctor` looks at \
-                             the way out."
+                            "No node has answered yet: those that the code names may be gone, or out of reach from here. This \
+                             node goes on trying; `shoal invite` makes a new code, `shoal doctor` looks at the way out."
                         );
                         continue;
                     }
                 };
                 let Some(notice) = notice else { break };
+                if matches!(notice, Notice::Ready(_)) {
+                    unanswered.as_mut().reset(tokio::time::Instant::now() + UNANSWERED);
+                }
                 alone &= !matches!(notice, Notice::Joined(_));
                 waiting.take();
                 let stopped = matches!(notice, Notice::Stopped);
@@ -408,9 +410,19 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
     let bounds: Vec<String> = bounds.into_iter().flatten().collect();
     if most.is_empty() {
         say!(
-            "Joining \"{}\" to ask only: nothing is fetched, peers that hold {} answer.",
+            "Joining \"{}\" to ask only: {}",
             args.reach.swarm,
-            called(known, args.engine.model())
+            match args.ends {
+                true => format!(
+                    "of {} only the first and the last layer are fetched.",
+                    called(known, args.engine.model())
+                ),
+                false => format!(
+                    "nothing is fetched. Peers that hold {} read your prompts and answer them (--mode open); with --ends only \
+                     what lies between the first and the last layer leaves this machine.",
+                    called(known, args.engine.model())
+                ),
+            }
         );
     } else {
         say!(

@@ -61,25 +61,24 @@ pub async fn generate(
     follow(home, &Question::Generate(Box::new(ask)), on_event).await
 }
 
-/// Asks the node anything that is answered by tokens; without an end of it the last event says why. See [`generate`].
-pub async fn follow(
-    home: &Path,
-    question: &Question,
-    on_event: &mut dyn FnMut(&PromptEvent) -> Result<()>,
-) -> Result<PromptReport> {
+/// As [`follow`], for a program: each event is a line, and where the answer has no end the last line says why.
+pub async fn follow_as_json(home: &Path, question: &Question) -> Result<PromptReport> {
     let mut ended = false;
     let mut told = |event: &PromptEvent| {
         ended |= matches!(event, PromptEvent::Done(_));
-        on_event(event)
+        output::json_line(event)
     };
-    let answer = answered(home, question, &mut told).await;
-    if let (Err(error), false) = (&answer, ended) {
-        on_event(&PromptEvent::Failed(Refusal { error: error.to_string(), ..Refusal::default() }))?;
+    let answer = follow(home, question, &mut told).await;
+    if let Err(error) = answer.as_ref().map_err(|error| error.to_string())
+        && !ended
+    {
+        output::json_line(&PromptEvent::Failed(Refusal { error, ..Refusal::default() }))?;
     }
     answer
 }
 
-async fn answered(
+/// Asks the node anything that is answered by tokens. See [`generate`].
+pub async fn follow(
     home: &Path,
     question: &Question,
     on_event: &mut dyn FnMut(&PromptEvent) -> Result<()>,

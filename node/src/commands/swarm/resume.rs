@@ -34,18 +34,16 @@ pub(in crate::commands) fn resume(args: ResumeArgs) -> Result<()> {
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let question = Question::Resume { session: args.session };
-    let last = runtime.block_on(remote::follow(&home, &question, &mut |event| {
-        if args.json {
-            return output::json_line(event);
-        }
-        match event {
-            PromptEvent::Resumed(resumed) => output::text(&resumed.text),
-            PromptEvent::Token(token) => output::text(&token.text),
-            PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
-            _ => Ok(()),
-        }
+    if args.json {
+        return runtime.block_on(remote::follow_as_json(&home, &question)).map(drop);
+    }
+    let last = runtime.block_on(remote::follow(&home, &question, &mut |event| match event {
+        PromptEvent::Resumed(resumed) => output::text(&resumed.text),
+        PromptEvent::Token(token) => output::text(&token.text),
+        PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
+        _ => Ok(()),
     }))?;
-    if !args.json && io::stderr().is_terminal() {
+    if io::stderr().is_terminal() {
         eprintln!("\n{}", remote::summary_text(&last));
     }
     Ok(())

@@ -224,7 +224,12 @@ impl Prompts {
     /// A prompt is over; `report` is what `why` says of it.
     pub(super) fn remember(&mut self, session: SessionId, report: Option<PromptReport>) {
         self.in_flight.remove(&session);
-        let Some(report) = report else { return };
+        let Some(report) = report else {
+            // What ended without another word is checked no more.
+            let name = format!("{session:?}");
+            let known = self.history.iter_mut().filter(|known| known.session.as_ref() == Some(&name));
+            return known.for_each(|known| known.checking = false);
+        };
         let being_checked = |known: &&mut PromptReport| known.checking && known.session == report.session;
         if let Some(known) = self.history.iter_mut().find(being_checked) {
             *known = report;

@@ -142,9 +142,9 @@ impl PromptTask {
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             let why = match own {
                 true => format!(
-                    "the first and last layers of \"{}\" are not on this machine yet (`shoal status` shows what is being \
-                     fetched), and without them it would have to send the text itself to a peer: ask again once they are \
-                     here, or say --mode open to let it",
+                    "the first and the last layer of \"{}\" are not on this machine (`shoal status` says whether they are on \
+                     their way, `shoal join --ends` fetches them): without them it would have to send the text itself to a \
+                     peer; say --mode open to let it",
                     ask.model
                 ),
                 false => format!(
