@@ -17,6 +17,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::{
     App, Inference,
@@ -175,7 +176,8 @@ fn pieces(
     let counted = app.counters.clone();
     let mut last = None;
     let blamed = (offer.clone(), form_asked.clone());
-    let events = generation.events.map(move |event| match event {
+    let events = until_closed(generation.events, app.closing.subscribe());
+    let events = events.map(move |event| match event {
         Event::Failed(failure) => Event::Failed(blamed.0.blame(&blamed.1, failure)),
         other => other,
     });
@@ -188,6 +190,28 @@ fn pieces(
         }
     });
     cut(events, Reader::new(offer, form, &generation.plan), generation.plan)
+}
+
+/// When it is worth asking again a server that stops: one takes so long to start.
+const RETRY_AFTER_S: u32 = 5;
+
+/// The events of an answer, of which the last says so where the server stops before its end.
+fn until_closed(
+    events: impl Stream<Item = Event> + Send,
+    mut closing: watch::Receiver<bool>,
+) -> impl Stream<Item = Event> + Send {
+    let closed = async move {
+        // A server that is gone closes its streams.
+        let _ = closing.wait_for(|closing| *closing).await;
+    };
+    let why = "this server stops".to_owned();
+    let broken = Event::Failed(Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S });
+    let mut is_over = false;
+    events.take_until(Box::pin(closed)).chain(stream::iter([broken])).filter(move |event| {
+        let was_over = is_over;
+        is_over |= matches!(event, Event::Done(_) | Event::Failed(_));
+        std::future::ready(!was_over)
+    })
 }
 
 /// One answer outside of HTTP: nothing is counted, no place is taken.

@@ -85,6 +85,8 @@ pub(crate) struct App {
     pub queue: queue::Queue,
     pub doors: Arc<dyn doors::Doors>,
     pub counters: Arc<metrics::Counters>,
+    /// True once answers have no more time.
+    pub closing: tokio::sync::watch::Sender<bool>,
     pub aliases: Vec<server::Alias>,
     pub keys: Option<Arc<dyn keys::Keys>>,
     pub conversations: Option<Arc<dyn conversations::Conversations>>,

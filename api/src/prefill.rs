@@ -17,6 +17,17 @@ pub(crate) fn is_begun(messages: &Value) -> bool {
     })
 }
 
+/// Takes an assistant's message without a word from the end of `messages`: there is nothing to go on with.
+pub(crate) fn without_empty_end(messages: &mut Value) {
+    let Some(list) = messages.as_array_mut().filter(|list| list.len() > 1) else { return };
+    let is_empty = |last: &Value| {
+        last["role"] == "assistant" && last["content"] == "" && last.get("tool_calls").is_none()
+    };
+    if list.last().is_some_and(is_empty) {
+        list.pop();
+    }
+}
+
 /// Has the answer go on with the last of `messages`.
 ///
 /// # Errors

@@ -30,6 +30,8 @@ const MAX_HEADERS: usize = 100;
 const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 /// How long answers under way may take to end when the server stops: a node that leaves lets them run for 10 s.
 const GRACE: Duration = Duration::from_secs(12);
+/// How long those that did not end may take to say so.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// Pause after a failed accept: out of file descriptors, trying again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -123,6 +125,7 @@ impl Server {
             queue: queue::Queue::new(config.doors.clone()),
             doors: config.doors,
             counters: Arc::new(metrics::Counters::default()),
+            closing: tokio::sync::watch::Sender::new(false),
         };
         let app = Arc::new(app);
         Ok(Self { service: router::router(app.clone()), app, listener, address })
@@ -169,12 +172,15 @@ impl Server {
             }
         }
         drop(self.listener);
-        let answers = async {
+        let answers = async || {
             while self.app.queue.in_use() > 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let _ = tokio::time::timeout(GRACE, answers).await;
+        if tokio::time::timeout(GRACE, answers()).await.is_err() {
+            self.app.closing.send_replace(true);
+            let _ = tokio::time::timeout(FAREWELL, answers()).await;
+        }
     }
 }
 

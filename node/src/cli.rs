@@ -445,7 +445,7 @@ impl AttentionArgs {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Address and port; port 0 takes a free one
-    #[arg(short, long, default_value = api::LISTEN, env = "SHOAL_LISTEN")]
+    #[arg(short, long, default_value = api::LISTEN, env = "SHOAL_LISTEN", value_parser = api::address)]
     pub listen: SocketAddr,
     #[command(flatten)]
     #[allow(missing_docs)]

@@ -192,6 +192,10 @@ fn conversation(fields: &Fields<'_>, left: &mut LeftOut) -> Result<Value, ApiErr
 /// One message becomes one or more: results of tools are messages of their own, before the user's text.
 fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>, left: &mut LeftOut) -> Result<(), ApiError> {
     if let Some(Value::String(text)) = message.any("content") {
+        // As a list without text: there is no turn.
+        if text.is_empty() && role == "assistant" {
+            return Ok(());
+        }
         all.push(json!({"role": role, "content": text}));
         return Ok(());
     }

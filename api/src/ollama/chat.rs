@@ -46,7 +46,8 @@ pub(crate) async fn post(
     }
     let mut extra = thinking(&fields)?;
     let mut left = LeftOut::default();
-    let messages = messages::read(&fields, &mut left)?;
+    let mut messages = messages::read(&fields, &mut left)?;
+    prefill::without_empty_end(&mut messages);
     if prefill::is_begun(&messages) {
         prefill::go_on(&mut extra, &format(&fields)?, &offer)?;
     }

@@ -47,7 +47,7 @@ pub struct ApiArgs {
 #[command(next_help_heading = "API")]
 pub struct NodeApiArgs {
     /// Answer programs and browsers through the swarm, too [default address: 127.0.0.1:7435; port 0 takes a free one]
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = LISTEN)]
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = LISTEN, value_parser = address)]
     pub api: Option<SocketAddr>,
     /// Node that may compute for the API's trusted mode, by its full name (repeatable)
     #[arg(long, value_name = "NODE")]
@@ -58,6 +58,16 @@ pub struct NodeApiArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub http: ApiArgs,
+}
+
+/// An address and a port; a port alone, and `localhost`, are of this machine.
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    let here = |port: &str| port.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
+    let local = here(text.strip_prefix("localhost:").unwrap_or(text));
+    local.or_else(|_| text.parse()).map_err(|_| {
+        "must be an address and a port, such as 127.0.0.1:7435 or [::1]:7435, or a port of this machine"
+            .into()
+    })
 }
 
 fn answers(text: &str) -> Result<usize, String> {
@@ -100,6 +110,18 @@ fn alias(text: &str) -> Result<Alias, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_may_be_a_port() {
+        for (text, said) in
+            [("8080", "127.0.0.1:8080"), ("localhost:0", "127.0.0.1:0"), ("[::1]:9", "[::1]:9")]
+        {
+            assert_eq!(address(text).map(|address| address.to_string()).as_deref(), Ok(said));
+        }
+        for text in ["", "host", "example.org:80", "70000", "1.2.3.4"] {
+            assert!(address(text).is_err_and(|why| why.contains("127.0.0.1:7435")), "{text}");
+        }
+    }
 
     #[test]
     fn origins_are_exact() {

@@ -299,7 +299,7 @@ pub struct UpArgs {
     #[allow(missing_docs)]
     pub wire: super::WireArgs,
     /// The first node answers programs and browsers through the others [default address: 127.0.0.1:7435]
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run")]
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run", value_parser = super::api::address)]
     pub api: Option<std::net::SocketAddr>,
     #[command(flatten)]
     #[allow(missing_docs)]

@@ -142,7 +142,7 @@ async fn wanted(args: &PullArgs) -> Result<Wanted> {
         terms.license.get_or_insert_with(|| "not stated by its registry".to_owned());
     } else if args.model.contains("://") {
         ask.from.push(args.model.clone());
-    } else if let Some(entry) = library.get(&args.model).or_else(|| of_id(ask.id)) {
+    } else if let Ok(entry) = library.find(&args.model) {
         ask.id = entry.model();
         ask.from = entry.from.clone();
         ask.name = Some(entry.name.clone());

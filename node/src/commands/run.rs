@@ -19,7 +19,10 @@ use crate::{
     },
     context_shift, control, encode,
     events::{Leeway, PromptEvent, PromptInput, PromptRequest, RouteEvent},
-    inference::local::prompt::{self, Event, Finish, Session, Summary},
+    inference::local::{
+        model_name,
+        prompt::{self, Event, Finish, Session, Summary},
+    },
     library,
     model::Model,
     output::{self, Waiting},
@@ -87,13 +90,34 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
 /// The home of the node that is to answer; `None` to answer in this process.
 pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
     let home = args.home.path();
-    let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
     let through = match args.via {
         Via::Local => false,
-        Via::Swarm => true,
-        Via::Auto => runs() && may_leave(&args.route, json, &home),
+        Via::Swarm if home.as_ref().is_ok_and(|home| control::is_running(home)) => true,
+        Via::Swarm => {
+            return Err(Error::usage("no node runs here; start one with `shoal join`, or say --via local"));
+        }
+        Via::Auto => {
+            home.as_ref().is_ok_and(|home| control::socket(home).exists() && may_answer(args, home))
+                && may_leave(&args.route, json, &home)
+        }
     };
     if through { home.map(Some) } else { Ok(None) }
+}
+
+/// Whether the running node is the one to ask for the model that is named: where no mode says that a peer may read the prompt,
+/// a model that the node does not hold is looked for by this process.
+fn may_answer(args: &AnswerArgs, home: &Path) -> bool {
+    let Some(model) = args.engine.model.as_deref().filter(|_| args.route.mode.is_none()) else { return true };
+    let status = remote::status(home);
+    // A node that does not say will say why.
+    let Ok(status) = status else { return true };
+    let short = model_name(model);
+    let named = [model, short.as_str()];
+    status.models.iter().any(|held| {
+        named.contains(&held.name.as_str())
+            || named.contains(&held.called.as_str())
+            || held.id.as_deref() == Some(model)
+    })
 }
 
 /// Fetches the model if it is not here, and names its file.
@@ -118,7 +142,12 @@ pub(super) fn question(prompt: PromptInput, args: &AnswerArgs, home: &Path) -> R
         may_be_read: args.route.mode.is_none() && crate::consent::given(home, control::Mode::Open),
     };
     let mut ask = remote::question(prompt, &args.route, form, &args.sampling, leeway)?;
-    ask.model = args.engine.model.clone().unwrap_or_default();
+    if let Some(model) = &args.engine.model {
+        if library::looks_like_a_path(model) {
+            library::locate(model)?;
+        }
+        ask.model.clone_from(model);
+    }
     Ok(ask)
 }
 

@@ -188,6 +188,11 @@ async fn stopped() {
     while !output::interrupted() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    // Where nothing is under way this process is gone by then.
+    tokio::spawn(async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        eprintln!("Answers under way have 12 s to end; Ctrl-C again stops them.");
+    });
 }
 
 /// Refuses to open the API to other machines by accident.

@@ -27,6 +27,8 @@ use crate::{Error, Result, confine};
 
 /// The name of the model inside the binary.
 pub const DEFAULT_MODEL: &str = "minnow";
+/// Digits of an id that say which model is meant.
+const ID_DIGITS: usize = 12;
 
 static EMBEDDED: &[u8] = include_bytes!("../../../shard/minnow/minnow.gguf");
 
@@ -302,12 +304,14 @@ impl Library {
         &self.entries
     }
 
-    /// The model called `model`, or whose id that is.
+    /// The model called `model`, or whose id that is, or begins so: lists show twelve digits.
     ///
     /// # Errors
     /// [`Error::Usage`] naming those there are.
     pub fn find(&self, model: &str) -> Result<&Entry> {
-        self.get(model).or_else(|| self.entries.iter().find(|e| e.id == model)).ok_or_else(|| {
+        let id = model.len() >= ID_DIGITS && model.bytes().all(|b| b.is_ascii_hexdigit());
+        let begins = |entry: &&Entry| id && entry.id.starts_with(&model.to_ascii_lowercase());
+        self.get(model).or_else(|| self.entries.iter().find(begins)).ok_or_else(|| {
             let names = self.entries.iter().map(|e| e.name.as_str());
             let known: Vec<_> = std::iter::once(DEFAULT_MODEL).chain(names).collect();
             Error::usage(format!("no model is called \"{model}\" here; known: {}", known.join(", ")))

@@ -294,7 +294,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     let NetworkStatus { reached, addresses, peers, refused_versions: refused, .. } = &status.network;
     let relayed = addresses.iter().filter(|address| address.contains("p2p-circuit")).count();
     let reachability = status.process.reachability.as_str();
-    let sandbox = &status.model.memory;
+    let (sandbox, computes_nothing) = (&status.model.memory, status.model.layers.loaded.is_empty());
     let advice = "start one with `shoal join`";
     Ok(Some(vec![
         Finding { what: "node", well: true, found: "running".into(), advice },
@@ -338,8 +338,10 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
         holders(&status.models),
         Finding {
             what: "sandbox",
-            well: sandbox.sandboxed,
+            // Who only asks has no process that computes.
+            well: sandbox.sandboxed || computes_nothing,
             found: match (sandbox.sandboxed, sandbox.landlocked) {
+                (false, _) if computes_nothing => "no model is loaded here",
                 (true, true) => "on",
                 (true, false) => "on, system calls are filtered; the kernel has no Landlock behind that",
                 (false, _) => confine::WITHOUT_FILTER,

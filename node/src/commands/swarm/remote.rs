@@ -13,9 +13,10 @@ use crate::{
     control::{self, Caller, Mode, Question},
     events::{
         AnswerLength, DraftReport, Ends, FinishReason, ForApi, Leeway, PromptEvent, PromptInput,
-        PromptReport, PromptRequest, Refusal, Sampling, StageRange,
+        PromptReport, PromptRequest, Sampling, StageRange,
     },
     journal, output,
+    reports::StatusReport,
 };
 
 /// The question for the node.
@@ -49,6 +50,11 @@ pub fn question(
     })
 }
 
+/// What the node says of itself.
+pub fn status(home: &Path) -> Result<StatusReport> {
+    super::runtime()?.block_on(control::one(home, &Question::Status))
+}
+
 /// A node that was told to cancel answers by then.
 const CANCELLING: Duration = Duration::from_secs(2);
 
@@ -72,7 +78,7 @@ pub async fn follow_as_json(home: &Path, question: &Question) -> Result<PromptRe
     if let Err(error) = answer.as_ref().map_err(|error| error.to_string())
         && !ended
     {
-        output::json_line(&PromptEvent::Failed(Refusal { error, ..Refusal::default() }))?;
+        output::json_line(&serde_json::json!({"event": "error", "error": error}))?;
     }
     answer
 }
@@ -161,8 +167,18 @@ pub fn short(node: &str) -> &str {
 
 /// Who checked what strangers computed.
 pub fn checked_text(report: &PromptReport) -> String {
-    let Some(own) = &report.conducted else { return "by no node".to_owned() };
     let names = |nodes: &[String]| nodes.iter().map(|node| short(node)).collect::<Vec<_>>().join(", ");
+    let Some(own) = &report.conducted else {
+        let stages = report.timing.iter().flat_map(|timing| &timing.stages);
+        let mut by: Vec<String> =
+            stages.flat_map(|stage| stage.checked_by.iter().flatten().cloned()).collect();
+        by.sort_unstable();
+        by.dedup();
+        return match by.is_empty() {
+            true => "by no node".to_owned(),
+            false => format!("by {}, as the node that answered says", names(&by)),
+        };
+    };
     let share = own.checks.verified * 100.0;
     let mut text = match own.checks.checked_by.is_empty() {
         true if share >= 100.0 => "no other node computed".to_owned(),

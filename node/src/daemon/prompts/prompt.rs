@@ -139,6 +139,13 @@ impl PromptTask {
         if own && ask.leeway.may_be_read {
             ask.mode = Mode::Open;
         }
+        if ask.mode == Mode::Local {
+            let why = format!(
+                "\"{0}\" is not on this machine, so nothing can be answered in local mode; `shoal model pull {0}` fetches it",
+                ask.model
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             let why = match own {
                 true => format!(

@@ -24,7 +24,7 @@ impl Template {
         let Some(tools) =
             input.tools.as_ref().filter(|tools| tools.as_array().is_some_and(|t| !t.is_empty()))
         else {
-            return self.render(input);
+            return self.render_calls(input);
         };
         let without = RenderInput { tools: None, ..input.clone() };
         let own = self.render(input);
@@ -42,6 +42,26 @@ impl Template {
             Err(_) if own.is_err() => own,
             _ => Err(Error::invalid(NO_PLACE)),
         }
+    }
+
+    /// As [`Template::render`], but earlier calls and their results are never left out, though no tool is offered any more:
+    /// where the template does not print them, they are written out.
+    fn render_calls(&self, input: &RenderInput) -> Result<String> {
+        let calls = |message: &Value| message.get("tool_calls").is_some();
+        let own = self.render(input);
+        if !input.messages.as_array().is_some_and(|messages| messages.iter().any(calls)) {
+            return own;
+        }
+        let mut silent = input.clone();
+        for message in silent.messages.as_array_mut().into_iter().flatten() {
+            message.as_object_mut().map(|message| message.remove("tool_calls"));
+        }
+        match (&own, self.render(&silent)) {
+            (Ok(with), Ok(without)) if *with == without => {}
+            (Err(_), Err(_)) => {}
+            _ => return own,
+        }
+        self.render(&RenderInput { messages: in_words(&input.messages), ..input.clone() }).or(own)
     }
 }
 
@@ -67,6 +87,21 @@ pub fn preamble(tools: &Value) -> String {
 /// `messages` with `preamble` at the end of the system message, which is made where there is none, and with calls and
 /// results as text.
 pub fn described(messages: &Value, preamble: &str) -> Value {
+    let mut all = in_words(messages);
+    let Some(list) = all.as_array_mut() else { return all };
+    let system = list.first_mut().filter(|first| first["role"] == "system");
+    match system {
+        Some(system) => {
+            let own = system["content"].as_str().unwrap_or_default();
+            system["content"] = [own, preamble].join("\n\n").trim_start().into();
+        }
+        None => list.insert(0, json!({"role": "system", "content": preamble})),
+    }
+    all
+}
+
+/// `messages` with calls and results as text.
+fn in_words(messages: &Value) -> Value {
     let mut all: Vec<Value> = Vec::new();
     for message in messages.as_array().into_iter().flatten() {
         let content = message["content"].as_str().unwrap_or_default();
@@ -76,14 +111,6 @@ pub fn described(messages: &Value, preamble: &str) -> Value {
             "user" if all.last().is_some_and(is_result) => answered(&mut all, content),
             _ => all.push(written_out(message, content)),
         }
-    }
-    let system = all.first_mut().filter(|first| first["role"] == "system");
-    match system {
-        Some(system) => {
-            let own = system["content"].as_str().unwrap_or_default();
-            system["content"] = [own, preamble].join("\n\n").trim_start().into();
-        }
-        None => all.insert(0, json!({"role": "system", "content": preamble})),
     }
     all.into()
 }
@@ -164,6 +191,22 @@ mod tests {
         let named = format!("{{# tools #}}{{% if tools %}}{{% endif %}}{TURNS}");
         let text = render(&named, messages, Some(weather())).unwrap();
         assert_eq!(text, format!("<system>Be brief.\n\n{}</system><user>hi</user>", preamble(&weather())));
+    }
+
+    #[test]
+    fn earlier_calls_are_told_though_no_tool_is_offered() {
+        let messages = json!([
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]},
+            {"role": "tool", "content": "2"},
+        ]);
+        let text = render(TURNS, messages.clone(), None).unwrap();
+        let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"a\":1}}\n</tool_call>";
+        let result = "<tool_response>\n2\n</tool_response>";
+        assert_eq!(text, format!("<user>?</user><assistant>{call}</assistant><user>{result}</user>"));
+        let own =
+            "{% for m in messages %}{{ m.role }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}";
+        assert!(!render(own, messages, None).unwrap().contains("<tool_call>"));
     }
 
     #[test]
