@@ -48,24 +48,8 @@ struct Listed<'a> {
     present_bytes: Option<u64>,
 }
 
-/// The row of the model inside the binary.
-pub(super) fn embedded() -> Entry {
-    let (id, bytes) = library::embedded();
-    Entry {
-        name: DEFAULT_MODEL.into(),
-        path: "(inside the binary)".into(),
-        id,
-        bytes,
-        shared: false,
-        withheld: false,
-        from: Vec::new(),
-        reference: None,
-        modified_ms: None,
-    }
-}
-
 fn list(json: bool) -> Result<()> {
-    let embedded = embedded();
+    let embedded = Entry::embedded();
     let home = library::home()?;
     let library = Library::load(&home)?;
     if json {

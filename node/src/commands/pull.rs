@@ -112,7 +112,7 @@ async fn wanted(args: &PullArgs) -> Result<Wanted> {
         library.entries().iter().find(|entry| id.is_some() && entry.model() == id)
     };
     if args.model == library::DEFAULT_MODEL {
-        return Ok(Wanted::Here(Box::new(super::model::embedded())));
+        return Ok(Wanted::Here(Box::new(Entry::embedded())));
     }
     if let Some(reference) = Reference::parse(&args.model) {
         let reference = reference.map_err(Error::usage)?;

@@ -392,6 +392,22 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 impl Entry {
+    /// The row of the model inside the binary.
+    pub fn embedded() -> Self {
+        let (id, bytes) = embedded();
+        Self {
+            name: DEFAULT_MODEL.into(),
+            path: "(inside the binary)".into(),
+            id,
+            bytes,
+            shared: false,
+            withheld: false,
+            from: Vec::new(),
+            reference: None,
+            modified_ms: None,
+        }
+    }
+
     /// Refuses a file that is not the one that was added: its hash is the model's name, and answers under a wrong name
     /// would be taken for lies. Only a file that was written since is read and hashed again.
     ///

@@ -20,6 +20,7 @@ use api::{
     choice::Draft,
     inference::{Embeddings, Event, Failure, ModelInfo, Plan},
 };
+use data_encoding::HEXLOWER;
 use p2p::Governor;
 use shard::{
     executor::DeviceName,
@@ -41,7 +42,7 @@ use crate::{
         self,
         child::{Child, lock},
     },
-    content, library, panel_cache,
+    library, panel_cache,
     platform::{
         Handed, Stamp, files, handed_files,
         streams::{ReadHalf, Stream},
@@ -386,7 +387,7 @@ impl Shared {
     ) -> Self {
         let (presence, next, state) =
             (watch::Sender::new(Presence::Here), AtomicU64::new(1), Mutex::default());
-        let hash = library::known_id(&spec.model).map(content::hex);
+        let hash = library::known_id(&spec.model).map(|id| HEXLOWER.encode(id.as_bytes()));
         Self { spec, hash, program, governor, draft, place, unload_after, presence, next, state }
     }
 
