@@ -59,7 +59,7 @@ pub(super) fn model(model: &str, terms: Terms<'_>) -> Result<String> {
     }
     let home = library::home()?;
     let unknown = match Library::load(&home)?.find(model) {
-        Ok(_) => return Ok(model.to_owned()),
+        Ok(entry) => return Ok(entry.name.clone()),
         Err(error) => error,
     };
     private_folder::prepare(&home)?;
