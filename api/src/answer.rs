@@ -8,12 +8,13 @@
 
 use std::{
     sync::Arc,
+    task::{Poll, ready},
     time::{Instant, SystemTime},
 };
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use futures::{
-    Stream, StreamExt,
+    FutureExt, Stream, StreamExt,
     stream::{self, BoxStream},
 };
 use serde_json::{Value, json};
@@ -126,7 +127,10 @@ pub(crate) async fn begin_all(
     let asked = Instant::now();
     let drawn_first = drawn(first, first.seed, offer, form);
     let form_asked = drawn_first.format.clone();
-    let generation = app.inference.generate(drawn_first).await;
+    let generation = tokio::select! {
+        generation = app.inference.generate(drawn_first) => generation,
+        () = closed(app.closing.subscribe()) => Err(stopping()),
+    };
     let generation = generation.map_err(|failure| offer.blame(&form_asked, failure))?;
     app.counters.waited(asked.elapsed());
     let (id, plan) = (first.id.clone(), generation.plan.clone());
@@ -195,22 +199,35 @@ fn pieces(
 /// When it is worth asking again a server that stops: one takes so long to start.
 const RETRY_AFTER_S: u32 = 5;
 
-/// The events of an answer, of which the last says so where the server stops before its end.
+fn stopping() -> Failure {
+    Failure::Unavailable { why: "this server stops".to_owned(), retry_after_s: RETRY_AFTER_S }
+}
+
+/// Completes when answers have no more time, or the server is gone.
+async fn closed(mut closing: watch::Receiver<bool>) {
+    let _ = closing.wait_for(|closing| *closing).await;
+}
+
+/// The events of an answer, of which the last says so where the server stops before its end. What is there goes first.
 fn until_closed(
     events: impl Stream<Item = Event> + Send,
-    mut closing: watch::Receiver<bool>,
+    closing: watch::Receiver<bool>,
 ) -> impl Stream<Item = Event> + Send {
-    let closed = async move {
-        // A server that is gone closes its streams.
-        let _ = closing.wait_for(|closing| *closing).await;
-    };
-    let why = "this server stops".to_owned();
-    let broken = Event::Failed(Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S });
+    let (mut events, mut closed) = (Box::pin(events.fuse()), Box::pin(closed(closing)));
     let mut is_over = false;
-    events.take_until(Box::pin(closed)).chain(stream::iter([broken])).filter(move |event| {
-        let was_over = is_over;
-        is_over |= matches!(event, Event::Done(_) | Event::Failed(_));
-        std::future::ready(!was_over)
+    stream::poll_fn(move |context| {
+        if is_over {
+            return Poll::Ready(None);
+        }
+        let event = match events.poll_next_unpin(context) {
+            Poll::Ready(event) => event,
+            Poll::Pending => Some(Event::Failed({
+                ready!(closed.poll_unpin(context));
+                stopping()
+            })),
+        };
+        is_over = matches!(event, None | Some(Event::Done(_) | Event::Failed(_)));
+        Poll::Ready(event)
     })
 }
 
@@ -506,4 +523,32 @@ pub(crate) fn badge(plan: &Plan, report: Option<&Report>) -> Value {
         badge.extend(report);
     }
     badge
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(id: u32) -> Event {
+        Event::Token { id, text: String::new(), logprobs: None }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_outlives_its_server_says_so_and_no_other_does() {
+        let done =
+            Done { finish: Finish::Stop, stop: None, usage: Usage::default(), report: Report::default() };
+        let closing = watch::Sender::new(false);
+        let whole = stream::iter([token(1), Event::Done(done)]);
+        let whole: Vec<Event> = until_closed(whole, closing.subscribe()).collect().await;
+        assert!(matches!(whole[..], [Event::Token { .. }, Event::Done(_)]), "{whole:?}");
+
+        let broken: Vec<Event> = until_closed(stream::iter([token(1)]), closing.subscribe()).collect().await;
+        assert_eq!(broken.len(), 1, "what breaks off is no matter of the server's: {broken:?}");
+        let endless = stream::iter([token(1)]).chain(stream::pending());
+        let mut cut = Box::pin(until_closed(endless, closing.subscribe()));
+        assert!(matches!(cut.next().await, Some(Event::Token { .. })));
+        closing.send_replace(true);
+        assert!(matches!(cut.next().await, Some(Event::Failed(Failure::Unavailable { .. }))));
+        assert!(cut.next().await.is_none());
+    }
 }

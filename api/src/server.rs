@@ -32,6 +32,8 @@ const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(12);
 /// How long those that did not end may take to say so.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How long connections may take to send their last words.
+const FLUSH: Duration = Duration::from_millis(100);
 /// Pause after a failed accept: out of file descriptors, trying again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -180,6 +182,8 @@ impl Server {
         if tokio::time::timeout(GRACE, answers()).await.is_err() {
             self.app.closing.send_replace(true);
             let _ = tokio::time::timeout(FAREWELL, answers()).await;
+            // What was said is on its way to the sockets.
+            tokio::time::sleep(FLUSH).await;
         }
     }
 }

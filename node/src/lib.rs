@@ -32,6 +32,7 @@ pub mod inference;
 pub mod journal;
 pub mod keys;
 pub mod library;
+mod log_file;
 pub mod members;
 mod memory;
 pub mod model;

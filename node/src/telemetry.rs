@@ -22,10 +22,13 @@ use std::{
 use scheduler::NodeId;
 use tracing::Span;
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry, filter::LevelFilter, fmt as lines, layer::SubscriberExt,
+    EnvFilter, Layer, Registry,
+    filter::LevelFilter,
+    fmt::{self as lines, writer::BoxMakeWriter},
+    layer::SubscriberExt,
 };
 
-use crate::{Error, Result, cli::GlobalArgs};
+use crate::{Error, Result, cli::GlobalArgs, log_file::LogFile};
 
 /// Code of ours, as log lines name it.
 const OURS: [&str; 6] = ["shoal", "node", "p2p", "api", "shard", "scheduler"];
@@ -45,12 +48,18 @@ pub struct Reporting {
 /// [`Error::Usage`] for a level or an address that cannot be read.
 pub fn start(args: &GlobalArgs) -> Result<Reporting> {
     let mut layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> = Vec::new();
-    if let Some(asked) = args.log.as_deref().filter(|asked| !asked.trim().is_empty()) {
-        let layer = lines::layer().with_writer(io::stderr);
+    let asked = args.log.as_deref().filter(|asked| !asked.trim().is_empty());
+    let file = log_file(args)?;
+    if let Some(asked) = asked.or(file.as_ref().map(|_| "info")) {
+        let (writer, colors) = match file {
+            None => (BoxMakeWriter::new(io::stderr), io::stderr().is_terminal()),
+            Some(file) => (BoxMakeWriter::new(file), false),
+        };
+        let layer = lines::layer().with_writer(writer);
         let layer: Box<dyn Layer<Registry> + Send + Sync> = if args.log_format == "json" {
             Box::new(layer.json().with_filter(filter(asked)?))
         } else {
-            Box::new(layer.with_ansi(io::stderr().is_terminal()).with_filter(filter(asked)?))
+            Box::new(layer.with_ansi(colors).with_filter(filter(asked)?))
         };
         layers.push(layer);
     }
@@ -74,6 +83,20 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
             .map_err(|e| Error::Failed(e.to_string()))?;
     }
     Ok(reporting)
+}
+
+/// The file to report into. One that is set for all commands stops none of them: people have settings, services write the files.
+fn log_file(args: &GlobalArgs) -> Result<Option<LogFile>> {
+    let Some(path) = args.log_file.as_ref().filter(|path| !path.is_empty()) else { return Ok(None) };
+    let is_typed = std::env::args_os().any(|word| word.to_string_lossy().starts_with("--log-file"));
+    match LogFile::open(path.as_ref()) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if is_typed => Err(Error::usage(format!("--log-file {}: {error}", path.display()))),
+        Err(error) => {
+            eprintln!("Nothing is reported into {}: {error}", path.display());
+            Ok(None)
+        }
+    }
 }
 
 /// A node that is the first of its swarm knows no peer, which is no warning.

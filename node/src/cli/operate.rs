@@ -16,6 +16,10 @@ pub struct GlobalArgs {
     /// Report what happens on standard error: error, warn, info, debug or trace, or as p2p=debug,node=info
     #[arg(long, global = true, value_name = "LEVEL", env = "SHOAL_LOG")]
     pub log: Option<String>,
+    /// Report into this file instead, at the level info where --log says no other; at 16 MiB it becomes FILE.1, which replaces the
+    /// one before
+    #[arg(long, global = true, value_name = "FILE", env = "SHOAL_LOG_FILE")]
+    pub log_file: Option<OsString>,
     /// How it is reported: text for people, json for programs
     #[arg(long, global = true, value_name = "FORMAT", env = "SHOAL_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub log_format: String,

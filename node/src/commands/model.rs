@@ -164,7 +164,10 @@ fn remove(name: &str, json: bool) -> Result<()> {
         return Err(Error::usage(format!("{DEFAULT_MODEL} is inside the program and takes no other room")));
     }
     let home = library::home()?;
-    let entry = Library::change(&home, |library| library.remove(name))?;
+    let entry = Library::change(&home, |library| {
+        let name = library.find(name)?.name.clone();
+        library.remove(&name)
+    })?;
     let others = Library::load(&home)?;
     let last = !others.entries().iter().any(|other| other.id == entry.id);
     let folder = entry.model().map(|id| content::folder(&home, id)).filter(|folder| last && folder.is_dir());

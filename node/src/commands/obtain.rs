@@ -54,6 +54,8 @@ pub(super) fn drafter(draft: &mut Draft, terms: Terms<'_>) -> Result<()> {
 /// [`Error::Usage`] for a name that nothing is known of and when the user does not agree; those of fetching.
 pub(super) fn model(model: &str, terms: Terms<'_>) -> Result<String> {
     let foreign = Reference::parse(model).is_some();
+    let whole = library::unabbreviated(model);
+    let model = whole.as_str();
     if model == DEFAULT_MODEL || (!foreign && library::looks_like_a_path(model)) {
         return Ok(model.to_owned());
     }

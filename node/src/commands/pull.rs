@@ -37,11 +37,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) fn run(args: PullArgs) -> Result<()> {
     output::catch_interrupt()?;
-    let brought = bring(&args, false).map(drop);
-    if matches!(brought, Err(Error::Interrupted)) && !args.json {
-        eprintln!("What came is kept: the same command goes on from there, `shoal model rm` frees the room.");
-    }
-    brought
+    bring(&args, false).map(drop)
 }
 
 /// What is known of a model before it is here, beyond where it is.
@@ -441,6 +437,9 @@ async fn plain(
         () = interruption() => Err(Error::Interrupted),
     };
     view.finish();
+    if matches!(fetched, Err(Error::Interrupted)) {
+        eprintln!("stopped; what came is kept: the same command goes on from there");
+    }
     let entry = match &terms.reference {
         Some(reference) => super::catalog::refer(fetched?, Some(reference.clone()))?,
         None => fetched?,

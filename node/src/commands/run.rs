@@ -13,6 +13,7 @@ use shard::{sample::Logprob, tokenizer::Encode};
 use super::{consent, obtain, request, stdin_text, swarm::remote};
 use crate::{
     Error, Result,
+    catalog::reference::Reference,
     cli::{
         AnswerArgs, RunArgs,
         swarm::{RouteArgs, Via},
@@ -111,12 +112,13 @@ fn may_answer(args: &AnswerArgs, home: &Path) -> bool {
     let status = remote::status(home);
     // A node that does not say will say why.
     let Ok(status) = status else { return true };
-    let short = model_name(model);
-    let named = [model, short.as_str()];
+    let whole = library::unabbreviated(model);
+    let short = model_name(&whole);
+    let named = [whole.as_str(), short.as_str()];
     status.models.iter().any(|held| {
         named.contains(&held.name.as_str())
             || named.contains(&held.called.as_str())
-            || held.id.as_deref() == Some(model)
+            || held.id.as_ref() == Some(&whole)
     })
 }
 
@@ -143,10 +145,10 @@ pub(super) fn question(prompt: PromptInput, args: &AnswerArgs, home: &Path) -> R
     };
     let mut ask = remote::question(prompt, &args.route, form, &args.sampling, leeway)?;
     if let Some(model) = &args.engine.model {
-        if library::looks_like_a_path(model) {
+        if Reference::parse(model).is_none() && library::looks_like_a_path(model) {
             library::locate(model)?;
         }
-        ask.model.clone_from(model);
+        ask.model = library::unabbreviated(model);
     }
     Ok(ask)
 }

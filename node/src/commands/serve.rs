@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use api::stored_responses::StoredResponses;
+use api::{doors::Door as ClientDoor, stored_responses::StoredResponses};
 use data_encoding::HEXLOWER;
 use p2p::Governor;
 use serde_json::json;
@@ -158,7 +158,13 @@ impl Front {
         json: bool,
         stop: impl Future<Output = ()>,
     ) -> Result<()> {
-        let token = self.config.token.clone();
+        let (token, doors) = (self.config.token.clone(), self.config.doors.clone());
+        let stop = async move {
+            stop.await;
+            if doors.standing(ClientDoor::Answers).used > 0 {
+                eprintln!("Answers under way have 12 s to end; Ctrl-C again stops them.");
+            }
+        };
         let server = api::Server::new(inference, self.listener, self.config)?;
         tell(&server, token.as_deref(), &self.file, swarm, json)?;
         let watch = json.then(|| tokio::spawn(tell_ready(ready, if swarm { "answering" } else { "ready" })));
@@ -188,11 +194,6 @@ async fn stopped() {
     while !output::interrupted() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Where nothing is under way this process is gone by then.
-    tokio::spawn(async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        eprintln!("Answers under way have 12 s to end; Ctrl-C again stops them.");
-    });
 }
 
 /// Refuses to open the API to other machines by accident.

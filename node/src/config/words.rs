@@ -12,6 +12,7 @@ pub(super) const SHARED: &[&str] = &[
     "gpu_share",
     "no_pin",
     "log",
+    "log_file",
     "log_format",
     "otlp",
     "catalog",

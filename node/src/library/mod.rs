@@ -250,6 +250,22 @@ pub fn id(model: &str) -> Result<ModelId> {
     Ok(ModelId::new(*hash.as_bytes()))
 }
 
+/// Whether `text` is an id or so much of its beginning as lists show.
+fn begins(id: &str, text: &str) -> bool {
+    text.len() >= ID_DIGITS && id.get(..text.len()).is_some_and(|head| head.eq_ignore_ascii_case(text))
+}
+
+/// A model whose id is cut short, as lists show it, by what every command and node knows: its name where it is the one inside
+/// the binary, else the whole id. Anything else as it is.
+pub fn unabbreviated(model: &str) -> String {
+    if begins(&embedded().0, model) {
+        return DEFAULT_MODEL.to_owned();
+    }
+    let listed = home().and_then(|home| Library::load(&home));
+    let found = listed.as_ref().ok().and_then(|library| library.find(model).ok());
+    found.filter(|entry| entry.name != model).map_or_else(|| model.to_owned(), |entry| entry.id.clone())
+}
+
 /// As [`id`], where it is known without reading the file.
 pub fn known_id(model: &str) -> Option<ModelId> {
     if model == DEFAULT_MODEL {
@@ -263,7 +279,9 @@ pub fn known_id(model: &str) -> Option<ModelId> {
         }
         false => library.find(model).ok()?,
     };
-    entry.check_unchanged().ok().and_then(|()| entry.model())
+    let found = fs::metadata(&entry.path).ok()?;
+    let unchanged = entry.modified_ms.is_none() || modified_ms(&found) == entry.modified_ms;
+    entry.model().filter(|_| unchanged && found.len() == entry.bytes)
 }
 
 pub(crate) fn looks_like_a_path(model: &str) -> bool {
@@ -309,9 +327,16 @@ impl Library {
     /// # Errors
     /// [`Error::Usage`] naming those there are.
     pub fn find(&self, model: &str) -> Result<&Entry> {
-        let id = model.len() >= ID_DIGITS && model.bytes().all(|b| b.is_ascii_hexdigit());
-        let begins = |entry: &&Entry| id && entry.id.starts_with(&model.to_ascii_lowercase());
-        self.get(model).or_else(|| self.entries.iter().find(begins)).ok_or_else(|| {
+        let begins = |entry: &&Entry| begins(&entry.id, model);
+        let other = |found: &&Entry| self.entries.iter().filter(begins).any(|entry| entry.id != found.id);
+        let by_id = self.entries.iter().find(begins);
+        if let Some(found) = by_id.filter(|_| self.get(model).is_none()).filter(other) {
+            return Err(Error::usage(format!(
+                "several ids begin with {model}, {} among them: write more of it",
+                found.id
+            )));
+        }
+        self.get(model).or(by_id).ok_or_else(|| {
             let names = self.entries.iter().map(|e| e.name.as_str());
             let known: Vec<_> = std::iter::once(DEFAULT_MODEL).chain(names).collect();
             Error::usage(format!("no model is called \"{model}\" here; known: {}", known.join(", ")))

@@ -69,10 +69,18 @@ impl PrefixCache {
         Some(state)
     }
 
-    /// Keeps a session whose first `state.len()` tokens are `tokens`, and drops the least recently used beyond the limit.
+    /// Keeps a session whose first `state.len()` tokens are `tokens`, in place of those that know a beginning of them only, and
+    /// drops the least recently used beyond the limit.
     pub fn put(&mut self, tokens: Vec<u32>, state: SessionState) {
         if tokens.len() < state.len() || state.is_empty() {
             return;
+        }
+        let len = |kept: &Kept| kept.state.len();
+        let goes_on = |kept: &Kept| {
+            kept.state.kind() == state.kind() && tokens[..state.len()].starts_with(&kept.tokens[..len(kept)])
+        };
+        while let Some(index) = self.kept.iter().position(goes_on) {
+            drop(self.remove(index));
         }
         let (parts, all) = (&mut self.parts, &mut self.bytes);
         state.parts(&mut |name, bytes| {

@@ -136,7 +136,10 @@ impl Tokenizer {
         let Some(usual) = definition::usual_ids(d.model) else {
             return Err(Error::unsupported(format!("tokenizer {} (tokenizer.ggml.model)", d.model)));
         };
-        let spm = d.model != "gpt2";
+        // Granite Embedding 311M multilingual names the other kind of vocabulary, and its bytes are text by their type.
+        let renamed = d.model == "gpt2" && d.pre == Some(spm::RENAMED);
+        let listed = d.model == "gemma4" || renamed;
+        let spm = d.model != "gpt2" || listed;
         let id = |given, default| definition::id_of(given, default, count);
         let [bos, eos, unknown] =
             [(d.special.bos, usual[0]), (d.special.eos, usual[1]), (d.special.unknown, usual[2])]
@@ -146,6 +149,7 @@ impl Tokenizer {
         let kind = |id: usize| match d.kinds.get(id).copied().unwrap_or(Kind::Normal) {
             // Some files call their ends user-defined, which a stranger's text could then write.
             Kind::UserDefined if ends.contains(&Some(id as u32)) || ends_reply(d.tokens[id]) => Kind::Control,
+            Kind::Normal if renamed && spm::byte_of(d.tokens[id].as_bytes()).is_some() => Kind::Byte,
             kind => kind,
         };
         let mut vocabulary = Vocabulary::with_capacity(count);
@@ -158,7 +162,6 @@ impl Tokenizer {
             }
             vocabulary.push(&bytes, kind(id))?;
         }
-        let listed = d.model == "gemma4";
         let add_space_prefix = d.add_space_prefix.unwrap_or(!listed);
         let word_piece = d.model == "bert";
         let (model, add_bos) = if word_piece {
@@ -174,7 +177,7 @@ impl Tokenizer {
             };
             let spm = spm::Spm::new(&vocabulary, &d.scores, unknown, options);
             let spm = if listed { spm.with_merges(&vocabulary, &d.merges)? } else { spm };
-            (Model::Spm(Box::new(spm)), true)
+            (Model::Spm(Box::new(spm)), !renamed)
         } else {
             let rule = pretokenize::by_name(d.pre.unwrap_or("default"))?;
             if d.merges.is_empty() {

@@ -16,6 +16,8 @@ use super::{
 };
 use crate::{Error, Result};
 
+/// `tokenizer.ggml.pre` of a vocabulary like gemma's whose file calls its model `gpt2`.
+pub const RENAMED: &str = "granite-embed-multi-311m";
 /// How SentencePiece spells a space.
 pub const SPACE: char = '\u{2581}';
 

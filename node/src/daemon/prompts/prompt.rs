@@ -141,8 +141,9 @@ impl PromptTask {
         }
         if ask.mode == Mode::Local {
             let why = format!(
-                "\"{0}\" is not on this machine, so nothing can be answered in local mode; `shoal model pull {0}` fetches it",
-                ask.model
+                "this node does not have all of \"{}\" in memory, so it can answer nothing in local mode: say --via local to \
+                 compute in the command's own process, or another mode",
+                if own { &self.local.name } else { &ask.model }
             );
             return Err(Trouble::invalid("mode", why));
         }

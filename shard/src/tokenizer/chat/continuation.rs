@@ -35,14 +35,12 @@ impl Template {
     }
 }
 
-/// A word that no message has.
+/// A word that no message has: it ends with more of one sign than any of them has in a row.
 fn unused_mark(messages: &Value) -> String {
+    const SIGN: char = '‡';
     let said = messages.to_string();
-    let mut mark = "goes-on-here".to_owned();
-    while said.contains(&mark) {
-        mark.push_str("-goes-on-here");
-    }
-    mark
+    let longest = said.split(|c| c != SIGN).map(str::len).max().unwrap_or(0) / SIGN.len_utf8();
+    format!("goes-on-here{}", SIGN.to_string().repeat(longest + 1))
 }
 
 #[cfg(test)]
@@ -60,7 +58,7 @@ mod tests {
     fn the_text_ends_with_what_the_answer_goes_on_with() {
         let turns = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}\
                      {% if add_generation_prompt %}<assistant>{% endif %}";
-        for said in ["{\"name\": ", "goes-on-here", "Once upon a time  "] {
+        for said in ["{\"name\": ", "goes-on-here‡‡", "Once upon a time  "] {
             let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}]);
             assert_eq!(continued(turns, messages).unwrap(), format!("<user>hi</user><assistant>{said}"));
         }
