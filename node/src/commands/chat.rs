@@ -9,7 +9,6 @@ use std::{
     path::PathBuf,
 };
 
-use api::choice::Mode;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -19,8 +18,8 @@ use tools::Agent;
 use super::{
     consent, request,
     run::{
-        node, obtain_model, question, reads_elsewhere, session, show_json, show_text, summary_json,
-        summary_text,
+        asked_mode, node, obtain_model, question, reads_elsewhere, session, show_json, show_text,
+        summary_json, summary_text,
     },
     swarm::remote,
     utf8,
@@ -53,11 +52,7 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
             output::catch_interrupt()?;
             match &home {
                 Some(home) => {
-                    consent::before_strangers(
-                        home,
-                        args.answer.route.mode.unwrap_or(Mode::Boomerang),
-                        args.json,
-                    )?;
+                    consent::before_strangers(home, asked_mode(&args.answer, home), args.json)?;
                 }
                 None => obtain_model(&mut args.answer, args.json)?,
             }
@@ -68,7 +63,7 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
             Answers::Agent(Box::new(agent))
         }
         Some(home) => {
-            consent::before_strangers(&home, args.answer.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
+            consent::before_strangers(&home, asked_mode(&args.answer, &home), args.json)?;
             if lines.interactive() {
                 eprintln!("The running node answers. /help lists the commands.");
             }

@@ -25,8 +25,8 @@ const SERVING: &str =
 const RELAYING: &str = "Where others can reach this node it also relays for members of this swarm that others cannot reach, \
     within a budget of reservations, circuits and bytes; what it passes on is encrypted";
 
-/// The sentences of `shoal join`; with `--yes`, `all` is agreed to and recorded.
-pub(super) fn joining(all: bool) -> String {
+/// The sentences of `shoal join`; with `--yes`, `all` is agreed to and recorded. A node that only asks `serves` nothing.
+pub(super) fn joining(all: bool, serves: bool) -> String {
     let modes: Vec<&str> = match all {
         true => MODES.into_iter().filter_map(sentence).collect(),
         false => sentence(Mode::Boomerang).into_iter().collect(),
@@ -37,7 +37,8 @@ pub(super) fn joining(all: bool) -> String {
         }
         false => "",
     };
-    format!("{}; {SERVING}. {RELAYING}.{recorded}", modes.join(". "))
+    let serving = if serves { format!("; {SERVING}") } else { String::new() };
+    format!("{}{serving}. {RELAYING}.{recorded}", modes.join(". "))
 }
 
 /// Keeps the user's agreement. Where it cannot be written the question comes again.

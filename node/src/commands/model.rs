@@ -111,7 +111,11 @@ fn share(model: &str, name: Option<String>, off: bool, json: bool) -> Result<()>
             entry
         }
         None if off => return Err(Library::load(&home)?.find(model).err().unwrap_or(Error::Interrupted)),
-        None => register(Path::new(model), name, true)?,
+        None => {
+            // A path that leads nowhere is the same mistake here as in every command.
+            library::Located::open(Path::new(model))?;
+            register(Path::new(model), name, true)?
+        }
     };
     if json {
         return output::json_line(&entry);

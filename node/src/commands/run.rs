@@ -18,7 +18,9 @@ use crate::{
         AnswerArgs, RunArgs,
         swarm::{RouteArgs, Via},
     },
-    context_shift, control, encode,
+    context_shift,
+    control::{self, Mode},
+    encode,
     events::{Leeway, PromptEvent, PromptInput, PromptRequest, RouteEvent},
     inference::local::{
         model_name,
@@ -27,6 +29,7 @@ use crate::{
     library,
     model::Model,
     output::{self, Waiting},
+    reports::{LayersStatus, StatusReport},
     rounding,
 };
 
@@ -105,6 +108,20 @@ pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
     if through { home.map(Some) } else { Ok(None) }
 }
 
+/// What the user has to agree to: where no mode is named and the node has no ends of its model, a peer reads the prompt.
+pub(super) fn asked_mode(args: &AnswerArgs, home: &Path) -> Mode {
+    let is_read = |status: &StatusReport| {
+        let LayersStatus { num_layers, loaded, .. } = &status.model.layers;
+        let first = loaded.first().is_some_and(|range| range.starts_with("0.."));
+        let last = loaded.last().is_some_and(|range| range.ends_with(&format!("..{num_layers}")));
+        !(first && last || status.model.memory.unloaded)
+    };
+    args.route.mode.unwrap_or_else(|| match remote::status(home) {
+        Ok(status) if args.engine.model.is_none() && is_read(&status) => Mode::Open,
+        _ => Mode::Boomerang,
+    })
+}
+
 /// Whether the running node is the one to ask for the model that is named: where no mode says that a peer may read the prompt,
 /// a model that the node does not hold is looked for by this process.
 fn may_answer(args: &AnswerArgs, home: &Path) -> bool {
@@ -141,7 +158,7 @@ pub(super) fn question(prompt: PromptInput, args: &AnswerArgs, home: &Path) -> R
     let form = (args.wire.choice(), args.attention.session());
     let leeway = Leeway {
         may_stay_home: args.via == Via::Auto,
-        may_be_read: args.route.mode.is_none() && crate::consent::given(home, control::Mode::Open),
+        may_be_read: args.route.mode.is_none() && crate::consent::given(home, Mode::Open),
     };
     let mut ask = remote::question(prompt, &args.route, form, &args.sampling, leeway)?;
     if let Some(model) = &args.engine.model {
@@ -195,7 +212,7 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
 
 /// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.
 fn may_leave(route: &RouteArgs, json: bool, home: &Result<PathBuf>) -> bool {
-    let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
+    let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, Mode::Boomerang));
     let stays = route.mode.is_none() && !agreed && !consent::can_ask(json);
     if stays {
         eprintln!(
@@ -211,8 +228,8 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         true => PromptInput::Text(prompt.to_owned()),
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
+    consent::before_strangers(home, asked_mode(&args.answer, home), args.json)?;
     let ask = question(prompt, &args.answer, home)?;
-    consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if args.json {

@@ -4,7 +4,6 @@ use std::{
     io::{self, IsTerminal, Read},
     path::Path,
     thread,
-    time::Duration,
 };
 
 use futures::{FutureExt, future::FusedFuture};
@@ -14,11 +13,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     super::{catalog::known, consent, obtain},
-    ask::experts_of,
     link,
-    look::words,
     network::network,
-    remote, runtime,
+    news, runtime,
     which::{Here, beside, experts, name_of, what_to_serve, which},
 };
 use crate::{
@@ -32,7 +29,7 @@ use crate::{
     consent::MODES,
     content,
     control::{self, Mode},
-    daemon::{self, Caps, DraftWith, FirstModel, Notice, Serve, Setup},
+    daemon::{self, Caps, DraftWith, FirstModel, Serve, Setup},
     doors,
     header::Header,
     identity,
@@ -40,9 +37,8 @@ use crate::{
     inference::swarm::Door,
     library::{self, Entry, Library},
     members, model,
-    output::{self, Waiting, human_bytes, say},
+    output::{self, human_bytes, say},
     private_folder,
-    reports::{FetchReport, JoinLine, ModelReport},
     request::Recollections,
     state_store::Place,
     worker::{Manners, Room, Source, Spec},
@@ -52,8 +48,6 @@ use crate::{
 const NEWS: usize = 256;
 /// The part of `--keep-state` that is for tokens and rows of ended prompts, the rest being for states: one in so many.
 const LOG_PART: u64 = 16;
-/// After so long without a node of the code the user hears of it.
-const UNANSWERED: Duration = Duration::from_secs(15);
 
 pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let opened = args.agree.ask;
@@ -101,6 +95,9 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         obtain::drafter(&mut args.api.http.draft, terms)?;
     }
     let known = runtime()?.block_on(known(&library::home()?, &args.sources, args.talk.json))?;
+    if args.engine.model.is_none() && !args.talk.json && !args.talk.quiet {
+        mention_others(&home)?;
+    }
     let which = which(&args, args.engine.model(), &home, &known)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
@@ -202,36 +199,9 @@ fn stay(mut args: JoinArgs) -> Result<()> {
         });
     }
     runtime()?.block_on(async {
-        let (notices, mut news) = mpsc::channel(NEWS);
-        let (json, quiet) = (args.talk.json, args.talk.quiet);
-        let printer = tokio::spawn(async move {
-            let mut waiting = Some(Waiting::start("loading the model"));
-            let mut alone = by_code && !quiet;
-            let mut unanswered = std::pin::pin!(tokio::time::sleep(Duration::MAX));
-            loop {
-                let notice = tokio::select! {
-                    notice = news.recv() => notice,
-                    () = &mut unanswered, if alone => {
-                        alone = false;
-                        eprintln!(
-                            "No node has answered yet: those that the code names may be gone, or out of reach from here. This \
-                             node goes on trying; `shoal invite` makes a new code, `shoal doctor` looks at the way out."
-                        );
-                        continue;
-                    }
-                };
-                let Some(notice) = notice else { break };
-                if matches!(notice, Notice::Ready(_)) {
-                    unanswered.as_mut().reset(tokio::time::Instant::now() + UNANSWERED);
-                }
-                alone &= !matches!(notice, Notice::Joined(_));
-                waiting.take();
-                let stopped = matches!(notice, Notice::Stopped);
-                if show(notice, json).is_err() || stopped {
-                    break;
-                }
-            }
-        });
+        let (notices, news) = mpsc::channel(NEWS);
+        let json = args.talk.json;
+        let printer = tokio::spawn(news::tell(news, args.talk.clone(), by_code));
         let mut until = stopped.clone();
         let http = async move {
             match args.api.api {
@@ -350,7 +320,7 @@ fn agree(
         say!("Of the experts of a layer it loads {experts}, which is less memory than all of them take.");
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining(args.agree.yes));
+    say!("{}", consent::joining(args.agree.yes, !args.hold.ask_only));
     confirm(args, serve)
 }
 
@@ -437,7 +407,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> 
         );
     }
     agree_beside(args, known)?;
-    say!("{}", consent::joining(args.agree.yes));
+    say!("{}", consent::joining(args.agree.yes, !args.hold.ask_only));
     confirm(args, serve)
 }
 
@@ -476,6 +446,16 @@ fn share(home: &Path, served: &[ModelId]) -> Result<()> {
     Ok(())
 }
 
+/// Tells whom no model was named to what else is here: after a code the next start is often a plain one.
+fn mention_others(home: &Path) -> Result<()> {
+    let library = Library::load(home)?;
+    let names: Vec<&str> = library.entries().iter().map(|entry| entry.name.as_str()).collect();
+    if let [first, ..] = names[..] {
+        say!("Here are also {}: `shoal join --model {first}` joins with it.", names.join(", "));
+    }
+    Ok(())
+}
+
 /// What a code says of the swarm and its model, where the user says nothing else.
 fn take_up(args: &mut JoinArgs, invite: &Invite) {
     if let Some(name) = &invite.name {
@@ -484,101 +464,6 @@ fn take_up(args: &mut JoinArgs, invite: &Invite) {
     if args.engine.model.is_none() {
         args.engine.model = invite.model.map(content::hex);
     }
-}
-
-fn show(notice: Notice, json: bool) -> Result<()> {
-    if json {
-        return output::json_line(&line(notice));
-    }
-    match notice {
-        Notice::Ready(status) => {
-            say!("This node is {}.", status.network.node);
-            serving(&status.model)?;
-            say!(
-                "In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves."
-            );
-        }
-        Notice::Fetching(report) => fetching(&report)?,
-        Notice::Serving { status, arrived, .. } => {
-            status.models.iter().filter(|model| model.called == arrived).try_for_each(serving)?;
-        }
-        Notice::Joined(node) => say!("+ {node}"),
-        Notice::Left(node) => say!("- {node}"),
-        Notice::Stopped => say!("Left the swarm."),
-    }
-    Ok(())
-}
-
-/// A notice as a program reads it.
-fn line(notice: Notice) -> JoinLine {
-    match notice {
-        Notice::Ready(status) => JoinLine::Ready(status),
-        Notice::Joined(node) => JoinLine::Joined { node: format!("{node:?}") },
-        Notice::Left(node) => JoinLine::Left { node: format!("{node:?}") },
-        Notice::Fetching(report) => JoinLine::Fetching(report),
-        Notice::Serving { status, arrived, whole: true } => JoinLine::Serving { status, arrived },
-        Notice::Serving { status, arrived, whole: false } => JoinLine::ServingPart { status, arrived },
-        Notice::Stopped => JoinLine::Stopped,
-    }
-}
-
-fn serving(model: &ModelReport) -> Result<()> {
-    let (name, layers) = (&model.name, &model.layers);
-    if let Some(trouble) = &model.device.device_trouble {
-        say!("{trouble}.");
-    } else if !model.device.device.is_empty() && !model.device.device.starts_with("cpu ") {
-        say!("{name} is computed on {}, class {}.", model.device.device, model.device.class);
-    }
-    if layers.loaded.is_empty() {
-        say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
-        return Ok(());
-    }
-    if let Some(experts) = &model.experts {
-        say!("Layers {} of {name}, experts {}.", words(&layers.loaded), experts_of(experts));
-        return Ok(());
-    }
-    if layers.serving.is_empty() {
-        say!("It serves nothing of {name}; layers {} are here for its own prompts.", words(&layers.loaded));
-        return Ok(());
-    }
-    say!(
-        "It serves layers {} of {name} ({:.2} ms a layer and token).",
-        words(&layers.serving),
-        model.speed.decode_ms_per_layer
-    );
-    Ok(())
-}
-
-/// The way of a model to this machine, one line each time something changes.
-fn fetching(report: &FetchReport) -> Result<()> {
-    match report {
-        FetchReport::Found { model, id } => {
-            say!("Found {model} (id {}).", id.get(..12).unwrap_or_default());
-        }
-        FetchReport::Looking { model } => say!("Looking for who has {model}."),
-        FetchReport::Waiting { why, again_s: Some(seconds), .. } => {
-            say!("Not yet: {why}. Again in {seconds} s.");
-        }
-        FetchReport::Waiting { why, again_s: None, .. } => say!("The model will not come: {why}."),
-        FetchReport::Dropped { source, why, .. } => say!("{} is left: {why}", remote::short(source)),
-        FetchReport::Fetched { plan, .. } => say!("Fetched {} in all.", human_bytes(plan.total_bytes)),
-        FetchReport::Fetching { plan, progress: None } => say!(
-            "Fetching layers {} of {}: {} of {} ({} are here).",
-            plan.layers().join(" and "),
-            plan.name,
-            human_bytes(plan.missing_bytes),
-            human_bytes(plan.file_bytes),
-            human_bytes(plan.here_bytes())
-        ),
-        FetchReport::Fetching { plan, progress: Some(progress) } => say!(
-            "{} of {}, {}/s, {} s left",
-            human_bytes(progress.done_bytes),
-            human_bytes(plan.total_bytes),
-            human_bytes(progress.bytes_per_s),
-            progress.eta_s
-        ),
-    }
-    Ok(())
 }
 
 /// The same memory, where stages may get what they lack of others as these say.

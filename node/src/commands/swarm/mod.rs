@@ -10,6 +10,7 @@ pub mod local;
 mod look;
 mod name;
 mod network;
+mod news;
 mod plan_alone;
 pub mod remote;
 mod resume;

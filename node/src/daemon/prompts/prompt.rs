@@ -148,16 +148,21 @@ impl PromptTask {
             return Err(Trouble::invalid("mode", why));
         }
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
+            let open = if ask.api.over_http {
+                "ask in the `mode` open (or `x-shoal-mode`)"
+            } else {
+                "say --mode open"
+            };
             let why = match own {
                 true => format!(
                     "the first and the last layer of \"{}\" are not on this machine (`shoal status` says whether they are on \
                      their way, `shoal join --ends` fetches them): without them it would have to send the text itself to a \
-                     peer; say --mode open to let it",
+                     peer; {open} to let it",
                     ask.model
                 ),
                 false => format!(
-                    "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
-                     open to let it, or hold the model with `shoal join --also`",
+                    "this node does not hold \"{}\" and would have to send the text itself to a peer that does: {open} to let \
+                     it, or hold the model with `shoal join --also`",
                     ask.model
                 ),
             };
