@@ -230,6 +230,11 @@ pub fn is_running(home: &Path) -> bool {
     control_socket::is_open(&socket(home))
 }
 
+/// Why a command that was to ask the node cannot.
+pub fn runs_nowhere() -> Error {
+    Error::usage("no node runs here; start one with `shoal join`, or say --via local")
+}
+
 /// The message for a second node with the same data folder.
 pub fn runs_already(home: &Path) -> Error {
     Error::usage(format!(

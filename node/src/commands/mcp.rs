@@ -47,7 +47,7 @@ pub(super) fn run(mut args: McpArgs) -> Result<()> {
         Via::Auto => runs,
         Via::Swarm if runs => true,
         Via::Swarm => {
-            return Err(Error::usage("no node runs here; start one with `shoal join`, or say --via local"));
+            return Err(control::runs_nowhere());
         }
     };
     if !swarm {

@@ -98,7 +98,7 @@ pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
         Via::Local => false,
         Via::Swarm if home.as_ref().is_ok_and(|home| control::is_running(home)) => true,
         Via::Swarm => {
-            return Err(Error::usage("no node runs here; start one with `shoal join`, or say --via local"));
+            return Err(control::runs_nowhere());
         }
         Via::Auto => {
             home.as_ref().is_ok_and(|home| control::socket(home).exists() && may_answer(args, home))

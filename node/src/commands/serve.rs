@@ -62,9 +62,7 @@ pub(super) fn run(mut args: ServeArgs) -> Result<()> {
             Via::Auto => runs,
             Via::Swarm if runs => true,
             Via::Swarm => {
-                return Err(Error::usage(
-                    "no node runs here; start one with `shoal join`, or say --via local",
-                ));
+                return Err(control::runs_nowhere());
             }
         };
         let keep = args.keep.bytes()?;

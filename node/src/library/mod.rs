@@ -250,14 +250,23 @@ pub fn id(model: &str) -> Result<ModelId> {
     Ok(ModelId::new(*hash.as_bytes()))
 }
 
-/// Whether `text` is an id or so much of its beginning as lists show.
+/// Whether `text` may be an id, or so much of one as lists show.
+fn is_id(text: &str) -> bool {
+    text.len() >= ID_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Whether `text` is `id` or so much of its beginning as lists show.
 fn begins(id: &str, text: &str) -> bool {
-    text.len() >= ID_DIGITS && id.get(..text.len()).is_some_and(|head| head.eq_ignore_ascii_case(text))
+    is_id(text) && id.get(..text.len()).is_some_and(|head| head.eq_ignore_ascii_case(text))
 }
 
 /// A model whose id is cut short, as lists show it, by what every command and node knows: its name where it is the one inside
 /// the binary, else the whole id. Anything else as it is.
 pub fn unabbreviated(model: &str) -> String {
+    // Before anything is read or hashed: most names are none.
+    if !is_id(model) {
+        return model.to_owned();
+    }
     if begins(&embedded().0, model) {
         return DEFAULT_MODEL.to_owned();
     }
