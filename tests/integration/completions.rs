@@ -266,7 +266,7 @@ fn texts_are_pooled_by_a_peer_that_holds_the_model() {
         );
         through["mode"] = "boomerang".into();
         let refused = patiently(&asks, path, &through);
-        assert!(refused.status == 400 && refused.body.to_string().contains("--mode open"), "{refused:?}");
+        assert!(refused.status == 400 && refused.body.to_string().contains("the `mode` open"), "{refused:?}");
     }
     let ids = json!({"model": names[0], "mode": "open", "input": [[5, 6, 7]]});
     let refused = patiently(&asks, "/v1/embeddings", &ids);
