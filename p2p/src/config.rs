@@ -181,6 +181,12 @@ impl Config {
         }
     }
 
+    /// Whether it has peers to dial from its start: named ones, or those that an earlier run wrote down.
+    pub fn knows_peers(&self) -> bool {
+        let remembered = self.cache.as_ref().and_then(|path| path.metadata().ok());
+        !self.bootstrap.is_empty() || remembered.is_some_and(|file| file.len() > 0)
+    }
+
     /// A node that speaks to its own host only.
     pub fn loopback(identity: Identity) -> Self {
         let listen = ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"];

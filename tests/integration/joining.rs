@@ -5,7 +5,7 @@
 //! | 1 one command, no questions, no rights, nothing installed | [`one_command_is_enough`] |
 //! | 2 says what it is, how it is reached, who is there; the first prompt needs no weights | [`it_says_who_it_is_and_how_it_is_reached`], [`the_first_prompt_of_a_fresh_node_needs_no_weights`], [`the_api_answers_before_there_is_anything_to_answer_with`] |
 //! | 3 never more than was said; leaving finishes what runs | [`it_says_what_it_takes_and_leaves_in_order`]; disk in `pull.rs`, memory of several models in `models.rs`, progress and resuming in `content.rs` |
-//! | 4 a line that works for a friend | [`an_invite_is_all_a_friend_needs`] |
+//! | 4 a line that works for a friend, at once | [`an_invite_is_all_a_friend_needs`], [`a_prompt_asked_at_once_waits_for_the_first_peer`] |
 //! | 5 afterwards it can be asked, and says nothing about the person | [`afterwards_every_question_has_an_answer`] |
 //! | 6 alone, then together, frozen, killed and back from memory | [`alone_together_frozen_and_back`] |
 //! | 7 the truth about privacy, in a sentence | [`the_truth_is_told_before_anything_starts`] |
@@ -26,6 +26,7 @@ use std::{
 use harness::{
     Shoal, binary, data, http,
     node::{Node, PATIENCE},
+    prompt::Prompt,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -298,6 +299,23 @@ fn an_invite_is_all_a_friend_needs() {
     let spoiled = code.replacen(&code[20..22], if &code[20..22] == "qq" { "pp" } else { "qq" }, 1);
     let (exit, error) = Shoal::new().fails(["join", &spoiled, "--yes", "--loopback"], "");
     assert!(exit == 2 && error.contains("ask for a new one"), "{exit} {error}");
+}
+
+/// A prompt that is asked before the first peer has answered waits for it, whether its own machine conducts it or that peer.
+#[test]
+fn a_prompt_asked_at_once_waits_for_the_first_peer() {
+    let folder = TempDir::new().unwrap();
+    let gone = Node::start(&folder.path().join("gone"), &["--ask-only"]).tcp().to_owned();
+    let friend = Node::start(&folder.path().join("b"), &["--ask-only", "--peer", &gone]);
+    friend.ask(&["consent", "open"]);
+    let mut conducted = Prompt::run(&friend.home, ["-n", "8", PROMPT]);
+    let mut handed = Prompt::run(&friend.home, ["--model", "qwen3", "--mode", "open", "-n", "2", PROMPT]);
+    let also = data("families/qwen3.gguf");
+    let also = also.to_str().unwrap();
+    let first = folder.path().join("a");
+    let _first = Node::start(&first, &["--layers", "1..7", "--also", also, "--peer", friend.tcp()]);
+    assert_eq!(conducted.ends()["ids"], alone("8")["ids"]);
+    assert_eq!(handed.ends()["completion_tokens"], 2);
 }
 
 #[test]

@@ -101,9 +101,10 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let draft_bytes = drafter.as_ref().map_or(0, |_| serve::share_bytes(worker.kv_bytes));
     worker.kv_bytes -= draft_bytes;
     let listener = control::listen(&home)?;
+    let joins = network.knows_peers();
     let (network, mut events) =
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
-    let node = Node::new(network, identity);
+    let node = Node::new(network, identity, joins);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
     let fetches = (memory.lenders() != control::Lenders::Off).then(|| memory.checked());
     let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };

@@ -84,12 +84,19 @@ pub(super) struct Node {
     pub(super) identity: Identity,
     /// When it started.
     pub(super) started: Instant,
+    /// Until when peers that it dials from its start may still be on their way; `None` where it knows of none.
+    pub(super) peers_by: Option<Instant>,
 }
 
+/// The first peers of a node have so long until it says that what they may hold is nowhere: a hole through two routers takes some of it.
+const FIRST_PEERS: Duration = Duration::from_secs(15);
+
 impl Node {
-    /// A node that starts now.
-    pub(super) fn new(network: Network, identity: Identity) -> Self {
-        Self { me: network.me(), network, identity, started: Instant::now() }
+    /// A node that starts now; `joins` says that it has peers to dial.
+    pub(super) fn new(network: Network, identity: Identity, joins: bool) -> Self {
+        let started = Instant::now();
+        let peers_by = joins.then(|| started + FIRST_PEERS);
+        Self { me: network.me(), network, identity, started, peers_by }
     }
 
     /// Time since the start, which is the clock of everything this node measures.

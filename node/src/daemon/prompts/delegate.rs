@@ -15,20 +15,27 @@ use p2p::{
         delegate::{Event, Form, Kind, PREFIX_LEN, Pooling, Prefix, Request},
     },
 };
-use scheduler::{ModelId, NodeId, SessionKind, governor::Resource};
+use scheduler::{ModelId, NodeId, SessionId, SessionKind, governor::Resource};
 use serde::{Deserialize, Serialize};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
 use super::{
+    Finished,
     answer::answer_after,
-    prompt::{PromptTask, Said},
+    params::{Trouble, only_here, trusted},
+    prompt::{PromptTask, Said, random},
+    route::ConductorQuestion,
 };
 use crate::{
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
     events::{
         AnswerLength, Elsewhere, Ends, FinishReason, ForApi, Leeway, PoolingRequest, PromptEvent,
-        PromptInput, PromptReport, PromptRequest, RouteEvent, Sampling, StageReport, Stall, Timing,
+        PromptInput, PromptReport, PromptRequest, RefusalKind, RouteEvent, Sampling, StageReport, Stall,
+        Timing,
     },
     telemetry::Requester,
 };
@@ -50,6 +57,81 @@ struct Answer {
 }
 
 impl PromptTask {
+    /// This node does not hold the model: another node must drive the request.
+    pub(super) async fn elsewhere(
+        &self,
+        mut ask: PromptRequest,
+        said: Said,
+        lines: &mpsc::Sender<PromptEvent>,
+    ) -> Result<(), Trouble> {
+        let (own, ready) = (self.is_own(&ask), &self.local.ready);
+        if own {
+            ask.model.clone_from(&ready.name);
+        }
+        // Our own model's file may go by another name elsewhere.
+        let by_id = own && ready.model != ModelId::default();
+        let model = if by_id { hex(ready.model) } else { ask.model.clone() };
+        // Its owner joined for this one, and agreed while it is on its way.
+        if own && ask.leeway.may_be_read {
+            ask.mode = Mode::Open;
+        }
+        if ask.mode == Mode::Local {
+            let why = format!(
+                "this node does not have all of \"{}\" in memory, so it can answer nothing in local mode: say --via local to \
+                 compute in the command's own process, or another mode",
+                if own { &self.local.name } else { &ask.model }
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
+        if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
+            let open = if ask.api.over_http {
+                "ask in the `mode` open (or `x-shoal-mode`)"
+            } else {
+                "say --mode open"
+            };
+            let why = match own {
+                true => format!(
+                    "the first and the last layer of \"{}\" are not on this machine (`shoal status` says whether they are on \
+                     their way, `shoal join --ends` fetches them): without them it would have to send the text itself to a \
+                     peer; {open} to let it",
+                    ask.model
+                ),
+                false => format!(
+                    "this node does not hold \"{}\" and would have to send the text itself to a peer that does: {open} to let \
+                     it, or hold the model with `shoal join --also`",
+                    ask.model
+                ),
+            };
+            return Err(Trouble::invalid("mode", why));
+        }
+        if let Some(field) = only_here(&ask) {
+            let why =
+                format!("`{field}` works only with a model this node holds, as \"{}\"", self.local.name);
+            return Err(Trouble::invalid(field, why));
+        }
+        let trusted = trusted(&ask)?;
+        let peers = loop {
+            let (answer, answered) = oneshot::channel();
+            let question = ConductorQuestion { model: model.clone(), trusted: trusted.clone(), answer };
+            self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
+            let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
+            if !peers.is_empty() {
+                break peers;
+            }
+            let why = format!("no node here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
+            let trouble = Trouble::kind(RefusalKind::Unavailable, why);
+            if lines.is_closed() || !self.looks_again(&trouble).await {
+                return Err(trouble);
+            }
+        };
+        let report = self.delegate(&ask, said.ids, peers, lines).await?;
+        let session = SessionId::new(random()?);
+        let finished = Finished::new(session, ModelId::default(), Some(report.clone()));
+        let _ = self.finished.send(finished).await;
+        let _ = lines.send(PromptEvent::Done(Box::new(report))).await;
+        Ok(())
+    }
+
     /// Has `peers`, the best first, answer the prompt; each continues where the one before it stopped.
     pub(super) async fn delegate(
         &self,

@@ -199,6 +199,7 @@ impl Prompts {
             feedback: view.feedback.clone(),
             memory: Some(self.memory.clone()),
             prove: None,
+            peers_by: self.node.peers_by,
         }
     }
 

@@ -1,12 +1,16 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use p2p::{
     Identity, Network,
     codec::{Rounding, Wire},
 };
-use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS, session::End};
+use scheduler::{Boomerang, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS, session::End};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
@@ -14,13 +18,12 @@ use tracing::{Instrument, field::Empty};
 use super::{
     Finished, dials, drafts,
     estimate::stage,
-    params::{Trouble, conduct, encode, only_here, sampling, trusted},
+    params::{Trouble, conduct, encode, sampling, trusted},
     report::{done, logprobs, prediction, tell_prompt, tell_rest},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
     shifts,
 };
 use crate::{
-    content::hex,
     context_shift::Window,
     control::{Line, Mode, Verify},
     daemon::serve::Local,
@@ -40,6 +43,8 @@ use crate::{
 const EXPECTED_TOKENS: u32 = 128;
 /// An unloaded model has so long to come back.
 const LOADING: Duration = Duration::from_secs(120);
+/// How often a prompt looks whether the node's first peers have come.
+const LOOK: Duration = Duration::from_millis(200);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 pub(super) const NEWS: usize = 64;
 
@@ -65,6 +70,8 @@ pub struct PromptTask {
     pub(super) memory: Option<Recollections>,
     /// Who is challenged by it: the pipeline must pass this node, and no client hears of the prompt.
     pub(super) prove: Option<NodeId>,
+    /// Until when the node's first peers may still be on their way.
+    pub(super) peers_by: Option<Instant>,
 }
 
 /// What was said before, elsewhere or before a crash.
@@ -121,75 +128,6 @@ impl PromptTask {
         ask.model.is_empty() || self.local.is_meant(&ask.model)
     }
 
-    /// This node does not hold the model: another node must drive the request.
-    pub(super) async fn elsewhere(
-        &self,
-        mut ask: PromptRequest,
-        said: Said,
-        lines: &mpsc::Sender<PromptEvent>,
-    ) -> Result<(), Trouble> {
-        let (own, ready) = (self.is_own(&ask), &self.local.ready);
-        if own {
-            ask.model.clone_from(&ready.name);
-        }
-        // Our own model's file may go by another name elsewhere.
-        let by_id = own && ready.model != ModelId::default();
-        let model = if by_id { hex(ready.model) } else { ask.model.clone() };
-        // Its owner joined for this one, and agreed while it is on its way.
-        if own && ask.leeway.may_be_read {
-            ask.mode = Mode::Open;
-        }
-        if ask.mode == Mode::Local {
-            let why = format!(
-                "this node does not have all of \"{}\" in memory, so it can answer nothing in local mode: say --via local to \
-                 compute in the command's own process, or another mode",
-                if own { &self.local.name } else { &ask.model }
-            );
-            return Err(Trouble::invalid("mode", why));
-        }
-        if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
-            let open = if ask.api.over_http {
-                "ask in the `mode` open (or `x-shoal-mode`)"
-            } else {
-                "say --mode open"
-            };
-            let why = match own {
-                true => format!(
-                    "the first and the last layer of \"{}\" are not on this machine (`shoal status` says whether they are on \
-                     their way, `shoal join --ends` fetches them): without them it would have to send the text itself to a \
-                     peer; {open} to let it",
-                    ask.model
-                ),
-                false => format!(
-                    "this node does not hold \"{}\" and would have to send the text itself to a peer that does: {open} to let \
-                     it, or hold the model with `shoal join --also`",
-                    ask.model
-                ),
-            };
-            return Err(Trouble::invalid("mode", why));
-        }
-        if let Some(field) = only_here(&ask) {
-            let why =
-                format!("`{field}` works only with a model this node holds, as \"{}\"", self.local.name);
-            return Err(Trouble::invalid(field, why));
-        }
-        let (answer, answered) = oneshot::channel();
-        let trusted = trusted(&ask)?;
-        let question = ConductorQuestion { model, trusted, answer };
-        self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
-        let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
-        if peers.is_empty() {
-            let why = format!("no node here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
-            return Err(Trouble::kind(RefusalKind::Unavailable, why));
-        }
-        let report = self.delegate(&ask, said.ids, peers, lines).await?;
-        let session = SessionId::new(random()?);
-        let finished = Finished::new(session, ModelId::default(), Some(report.clone()));
-        let _ = self.finished.send(finished).await;
-        let _ = lines.send(PromptEvent::Done(Box::new(report))).await;
-        Ok(())
-    }
-
     /// The model that answers, as an interrupted answer remembers it.
     pub(super) fn model_of(&self, ask: &PromptRequest) -> String {
         if ask.model.is_empty() {
@@ -199,10 +137,26 @@ impl PromptTask {
         meant.map_or_else(|| ask.model.clone(), |local| format!("{:?}", local.ready.model))
     }
 
+    /// Whether it is worth to look for nodes once more, after a moment: the first peers of this node may still be on their way.
+    pub(super) async fn looks_again(&self, trouble: &Trouble) -> bool {
+        let looks = trouble.finds_none() && self.peers_by.is_some_and(|by| Instant::now() < by);
+        if looks {
+            tokio::time::sleep(LOOK).await;
+        }
+        looks
+    }
+
     /// Says what answering it would take.
     pub async fn plan(self, ask: PromptRequest, lines: mpsc::Sender<Line>) {
         let me = format!("{:?}", self.me);
-        let line = match self.about(&ask.model).prepare(&ask, &Said::default(), false).await {
+        let task = self.about(&ask.model);
+        let planned = loop {
+            match task.prepare(&ask, &Said::default(), false).await {
+                Err(trouble) if !lines.is_closed() && task.looks_again(&trouble).await => {}
+                planned => break planned,
+            }
+        };
+        let line = match planned {
             Ok(planned) => {
                 let plan = prediction(&planned.routed, planned.known.prompt as u32, planned.wire);
                 PlanReport { plan, me, end: true }.into()
@@ -573,7 +527,7 @@ impl PromptTask {
     }
 }
 
-fn random() -> Result<[u8; 16], String> {
+pub(super) fn random() -> Result<[u8; 16], String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|e| format!("no randomness from the system: {e}"))?;
     Ok(bytes)
