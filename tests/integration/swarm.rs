@@ -3,10 +3,14 @@
 use std::{
     process::{Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use harness::{Shoal, binary, http, node::Node, prompt::Prompt};
+use harness::{
+    Shoal, binary, http,
+    node::{Node, PATIENCE},
+    prompt::Prompt,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -117,6 +121,19 @@ fn a_node_without_the_model_has_a_peer_answer_in_open_mode() {
     let local = Shoal::new().json(["run", "--json", "--model", fixture, "-n", "12", "--raw", "a b c"], "");
     assert_eq!(answer["ids"], local["ids"], "{answer}");
     assert_eq!(answer["conductor"], serves.name.as_str());
+
+    // Both sides have signed for all of it.
+    let mine = asks.ask(&["receipts"]);
+    let receipt = &mine["receipts"][0];
+    assert_eq!(receipt["stage"], serves.name.as_str(), "{mine}");
+    assert_eq!((&receipt["start"], &receipt["end"]), (&json!(0), &json!(3)), "{mine}");
+    assert_eq!(receipt["decode_tokens"], answer["completion_tokens"], "{mine} {answer}");
+    assert_eq!(receipt["prefill_tokens"], 3, "{mine} {answer}");
+    let started = Instant::now();
+    while serves.ask(&["receipts"])["receipts"][0] != *receipt {
+        assert!(started.elapsed() < PATIENCE, "{mine}");
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]

@@ -8,11 +8,13 @@
 use std::time::{Duration, Instant};
 
 use api::choice::{Wire, WireChoice};
+use data_encoding::HEXLOWER;
 use p2p::{
     Governor, HopError, Permit, Plane, Stream,
     wire::{
-        control::Contact,
+        control::{Ask, Contact},
         delegate::{Event, Form, Kind, PREFIX_LEN, Pooling, Prefix, Request},
+        receipt::Receipt,
     },
 };
 use scheduler::{ModelId, NodeId, SessionId, SessionKind, governor::Resource};
@@ -25,11 +27,13 @@ use tokio::{
 use super::{
     Finished,
     answer::answer_after,
+    bill::{Answered, most_prompt_tokens},
+    conductors::{Conductor, ConductorQuestion},
     params::{Trouble, only_here, trusted},
     prompt::{PromptTask, Said, random},
-    route::ConductorQuestion,
 };
 use crate::{
+    clock,
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
     events::{
@@ -124,22 +128,25 @@ impl PromptTask {
                 return Err(trouble);
             }
         };
-        let report = self.delegate(&ask, said.ids, peers, lines).await?;
+        let (report, receipt) = self.delegate(&ask, said.ids, peers, lines).await?;
         let session = SessionId::new(random()?);
-        let finished = Finished::new(session, ModelId::default(), Some(report.clone()));
+        let receipts = receipt.into_iter().collect();
+        let finished =
+            Finished { receipts, ..Finished::new(session, ModelId::default(), Some(report.clone())) };
         let _ = self.finished.send(finished).await;
         let _ = lines.send(PromptEvent::Done(Box::new(report))).await;
         Ok(())
     }
 
-    /// Has `peers`, the best first, answer the prompt; each continues where the one before it stopped.
-    pub(super) async fn delegate(
+    /// Has `peers`, the best first, answer the prompt; each continues where the one before it stopped. With the answer comes what was
+    /// signed for it.
+    async fn delegate(
         &self,
         ask: &PromptRequest,
         said: Vec<u32>,
-        peers: Vec<(NodeId, ModelId)>,
+        peers: Vec<Conductor>,
         lines: &mpsc::Sender<PromptEvent>,
-    ) -> Result<PromptReport, String> {
+    ) -> Result<(PromptReport, Option<[u8; Receipt::LEN]>), String> {
         let now = Instant::now();
         let mut answer = Answer {
             began: now,
@@ -151,39 +158,61 @@ impl PromptTask {
         };
         let mut reason =
             "no node that holds the model can be reached; `shoal peers` shows who holds what".to_owned();
-        for (peer, model) in peers {
-            let conductor = format!("{peer:?}");
+        for peer in peers {
+            let (conductor, known) = (format!("{:?}", peer.node), answer.ids.len());
             let elsewhere = Elsewhere { conductor: conductor.clone(), stages: Vec::new() };
             let route = RouteEvent { mode: ask.mode, own: None, elsewhere: Some(elsewhere) };
             lines
                 .send(PromptEvent::Route(Box::new(route)))
                 .await
                 .map_err(|_| "the client is gone".to_owned())?;
-            match self.ask_conductor(ask, peer, model, &mut answer, lines).await {
-                Ok(Event::Done { report, .. }) => return Ok(done(answer, ask, conductor, &report)),
+            match self.ask_conductor(ask, peer, &mut answer, lines).await {
+                Ok(Event::Done { report, .. }) => {
+                    let ending: Ending = serde_json::from_str(&report).unwrap_or_default();
+                    let receipt = self.sign(ask, peer, (&answer.ids, known), &ending);
+                    return Ok((done(answer, ask, conductor, ending), receipt));
+                }
                 // It said why it will not: the next one may be able to.
                 Ok(Event::Failed { reason: why }) => reason = why,
                 Ok(Event::Token { .. } | Event::Pooled { .. }) => {}
-                Err(HopError::Corrupt) => reason = format!("{peer} answered what cannot be read"),
-                Err(_) => answer.faults.push((peer, None)),
+                Err(HopError::Corrupt) => reason = format!("{} answered what cannot be read", peer.node),
+                Err(_) => answer.faults.push((peer.node, None)),
             }
         }
         Err(reason)
+    }
+
+    /// Signs for the answer `ids`, of which the first `known` were there before, what `peer` bills for it, and tells it.
+    fn sign(
+        &self,
+        ask: &PromptRequest,
+        peer: Conductor,
+        (ids, known): (&[u32], usize),
+        ending: &Ending,
+    ) -> Option<[u8; Receipt::LEN]> {
+        let Conductor { node, model, num_layers } = peer;
+        let bill = HEXLOWER.decode(ending.bill.as_bytes()).ok()?;
+        let said = ids.get(known..)?;
+        let answered = Answered { conductor: node, requester: self.node.me, model, num_layers, known, said };
+        let most = most_prompt_tokens(text_bytes(ask));
+        let receipt = answered.receipt(&bill, most, &self.node.identity, clock::receipt_s())?;
+        let (network, signed) = (self.node.network.clone(), receipt.clone());
+        tokio::spawn(async move { network.ask(node, &Ask::Receipt(signed), ASKING).await.map(drop) });
+        Some(*receipt)
     }
 
     /// One conductor: returns the event that ended it.
     async fn ask_conductor(
         &self,
         ask: &PromptRequest,
-        peer: NodeId,
-        model: ModelId,
+        peer: Conductor,
         answer: &mut Answer,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Event, HopError> {
         // Heard of through others, maybe never met; where it is, the network heard too.
-        let _ = self.network.connect(&Contact { node: peer, addresses: Vec::new() }).await;
-        let mut stream = self.network.open(peer, Plane::Delegate).await?;
-        let (prefix, body) = request(ask, model, answer.ids.clone()).encode();
+        let _ = self.node.network.connect(&Contact { node: peer.node, addresses: Vec::new() }).await;
+        let mut stream = self.node.network.open(peer.node, Plane::Delegate).await?;
+        let (prefix, body) = request(ask, peer.model, answer.ids.clone()).encode();
         stream.send(&prefix, &body).await?;
         loop {
             match timeout(SILENCE, event(&mut stream)).await.unwrap_or(Err(HopError::Timeout))? {
@@ -227,9 +256,23 @@ impl PromptTask {
             }
         };
         let pools = ask.api.pooling.is_some();
-        let task = tokio::spawn(async move { answer_after(self, ask, said, lines).await });
+        let this = self.about(&ask.model);
+        let (identity, ready, known) = (this.node.identity.clone(), this.local.ready.clone(), said.ids.len());
+        let mut ids = Vec::new();
+        let bill = |ids: &[u32], prompt_tokens: u32| {
+            let (model, num_layers) = (ready.model, ready.num_layers);
+            let (conductor, requester) = (identity.node(), from);
+            let answered = Answered { conductor, requester, model, num_layers, known, said: ids };
+            answered.bill(prompt_tokens, &identity, (random().ok()?, clock::receipt_s()))
+        };
+        let task = tokio::spawn(async move { answer_after(this, ask, said, lines).await });
         while let Some(event) = answer.recv().await {
-            let Some(event) = to_event(event, pools) else { continue };
+            if let PromptEvent::Token(token) = &event {
+                ids.push(token.id);
+            }
+            let Some(event) = to_event(event, pools, |prompt_tokens| bill(&ids, prompt_tokens)) else {
+                continue;
+            };
             let (prefix, body) = event.encode();
             if stream.send(&prefix, &body).await.is_err() {
                 // Dropping the receiver cancels the prompt.
@@ -301,6 +344,17 @@ fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
             .as_ref()
             .map(|PoolingRequest { query, truncate }| Pooling { query: query.clone(), truncate: *truncate }),
     }
+}
+
+/// Bytes of text that a conductor is sent.
+fn text_bytes(ask: &PromptRequest) -> usize {
+    let text = match &ask.prompt {
+        PromptInput::Text(text) => text.len(),
+        PromptInput::Messages(messages) => messages.to_string().len(),
+        PromptInput::Tokens { .. } => 0,
+    };
+    let query = ask.api.pooling.as_ref().and_then(|pooling| pooling.query.as_ref());
+    text + query.map_or(0, String::len)
 }
 
 /// A peer's request as this node would ask it: with its own ends, alone when that is faster.
@@ -388,10 +442,13 @@ struct Ending {
     rest: String,
     stages: Vec<StageReport>,
     prompt_tokens: u32,
+    /// What the peer is asked to sign, in hex; see [`super::bill`].
+    bill: String,
 }
 
-/// An event as the peer that asked hears it; `pools` says that it asked for a vector or a score, which cannot be taken back.
-fn to_event(event: PromptEvent, pools: bool) -> Option<Event> {
+/// An event as the peer that asked hears it; `pools` says that it asked for a vector or a score, which cannot be taken back, `bill` what
+/// a prompt of so many tokens is billed with.
+fn to_event(event: PromptEvent, pools: bool, bill: impl FnOnce(u32) -> Option<Vec<u8>>) -> Option<Event> {
     match event {
         PromptEvent::Pooled { values } => Some(Event::Pooled { values }),
         PromptEvent::Done(report)
@@ -415,6 +472,7 @@ fn to_event(event: PromptEvent, pools: bool) -> Option<Event> {
                 rest: report.rest,
                 stages: timing.stages,
                 prompt_tokens: timing.prompt_tokens,
+                bill: bill(timing.prompt_tokens).map_or_else(String::new, |bill| HEXLOWER.encode(&bill)),
             };
             Some(Event::Done { finish: 0, report: serde_json::to_string(&ending).unwrap_or_default() })
         }
@@ -423,8 +481,7 @@ fn to_event(event: PromptEvent, pools: bool) -> Option<Event> {
 }
 
 /// The end of an answer that `conductor` gave. What it says of itself is taken as it is, or left out when it cannot be read.
-fn done(answer: Answer, ask: &PromptRequest, conductor: String, report: &str) -> PromptReport {
-    let ending: Ending = serde_json::from_str(report).unwrap_or_default();
+fn done(answer: Answer, ask: &PromptRequest, conductor: String, ending: Ending) -> PromptReport {
     let decoding = answer.began.elapsed().as_secs_f64() - answer.ttft_ms / 1e3;
     let steps = answer.ids.len().saturating_sub(1);
     let faults = answer.faults.iter();

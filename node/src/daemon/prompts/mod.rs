@@ -4,6 +4,8 @@
 //! (`route.rs`) and tells it when it is over ([`Finished`]); both come in by [`Inbox`].
 
 mod answer;
+mod bill;
+mod conductors;
 mod delegate;
 mod dials;
 mod drafts;
@@ -26,11 +28,8 @@ use tokio::sync::mpsc;
 
 pub(super) use self::answer::challenge;
 pub use self::prompt::PromptTask;
+use self::{conductors::ConductorQuestion, estimate::Measured, route::RouteQuestion};
 pub(super) use self::{delegate::Guest, route::Router};
-use self::{
-    estimate::Measured,
-    route::{ConductorQuestion, RouteQuestion},
-};
 use super::{
     serve::{Held, Local, Serving},
     setup::Node,
@@ -184,9 +183,7 @@ impl Prompts {
         let models = &serving.models;
         let local = |held: &Held| Local { drafter: models.drafter.clone(), ..held.local(shares(held.id)) };
         PromptTask {
-            me: self.node.me,
-            network: self.node.network.clone(),
-            identity: self.node.identity.clone(),
+            node: self.node.clone(),
             local: local(&models.first),
             beside: models.beside.iter().map(local).collect(),
             approx: view.approx(),
@@ -199,7 +196,6 @@ impl Prompts {
             feedback: view.feedback.clone(),
             memory: Some(self.memory.clone()),
             prove: None,
-            peers_by: self.node.peers_by,
         }
     }
 

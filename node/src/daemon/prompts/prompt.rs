@@ -6,27 +6,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use p2p::{
-    Identity, Network,
-    codec::{Rounding, Wire},
-};
+use p2p::codec::{Rounding, Wire};
 use scheduler::{Boomerang, NodeId, SessionId, Shape, governor::Holder, lease::LOOKS, session::End};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    Finished, dials, drafts,
+    Finished,
+    conductors::ConductorQuestion,
+    dials, drafts,
     estimate::stage,
     params::{Trouble, conduct, encode, sampling, trusted},
     report::{done, logprobs, prediction, tell_prompt, tell_rest},
-    route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
+    route::{NoWay, RouteQuestion, Routed},
     shifts,
 };
 use crate::{
     context_shift::Window,
     control::{Line, Mode, Verify},
-    daemon::serve::Local,
+    daemon::{serve::Local, setup::Node},
     events::{
         OwnRoute, PlanReport, PromptEvent, PromptReport, PromptRequest, RefusalKind, RouteEvent, Token,
     },
@@ -51,9 +50,8 @@ pub(super) const NEWS: usize = 64;
 /// What a prompt needs of the node.
 #[derive(Clone)]
 pub struct PromptTask {
-    pub(super) me: NodeId,
-    pub(super) network: Network,
-    pub(super) identity: Identity,
+    /// Where it runs.
+    pub(super) node: Node,
     /// The model it is about; the node's first one where nothing else is said.
     pub(super) local: Local,
     /// The node's others.
@@ -70,8 +68,6 @@ pub struct PromptTask {
     pub(super) memory: Option<Recollections>,
     /// Who is challenged by it: the pipeline must pass this node, and no client hears of the prompt.
     pub(super) prove: Option<NodeId>,
-    /// Until when the node's first peers may still be on their way.
-    pub(super) peers_by: Option<Instant>,
 }
 
 /// What was said before, elsewhere or before a crash.
@@ -139,7 +135,7 @@ impl PromptTask {
 
     /// Whether it is worth to look for nodes once more, after a moment: the first peers of this node may still be on their way.
     pub(super) async fn looks_again(&self, trouble: &Trouble) -> bool {
-        let looks = trouble.finds_none() && self.peers_by.is_some_and(|by| Instant::now() < by);
+        let looks = trouble.finds_none() && self.node.peers_by.is_some_and(|by| Instant::now() < by);
         if looks {
             tokio::time::sleep(LOOK).await;
         }
@@ -148,7 +144,7 @@ impl PromptTask {
 
     /// Says what answering it would take.
     pub async fn plan(self, ask: PromptRequest, lines: mpsc::Sender<Line>) {
-        let me = format!("{:?}", self.me);
+        let me = format!("{:?}", self.node.me);
         let task = self.about(&ask.model);
         let planned = loop {
             match task.prepare(&ask, &Said::default(), false).await {
@@ -212,7 +208,7 @@ impl PromptTask {
         let assigned = self.local.worker.assign();
         let worker = tokio::time::timeout(LOADING, assigned.running()).await.ok().flatten();
         let worker = worker.ok_or_else(|| format!("\"{name}\" could not be loaded: see the node's log"))?;
-        let formed = worker.check(&ask.api.format, (self.network.governor(), Holder::default())).await;
+        let formed = worker.check(&ask.api.format, (self.node.network.governor(), Holder::default())).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
         let (prompt, reasoning) = encode(ask, &worker, ready).await?;
         if prompt.is_empty() {
@@ -306,12 +302,12 @@ impl PromptTask {
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
             && looks + 1 < LOOKS
-            && !dials::reaches(&self.network, &self.feedback, self.me, dials).await
+            && !dials::reaches(&self.node.network, &self.feedback, self.node.me, dials).await
         {
             let _ = self.finished.send(finished(None)).await;
             return Ok(Looked::Crowded);
         }
-        let Some((inlets, doors)) = self.table.enter(self.me, session) else {
+        let Some((inlets, doors)) = self.table.enter(self.node.me, session) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
             return Err(Trouble::kind(RefusalKind::Busy, why));
@@ -322,7 +318,7 @@ impl PromptTask {
         let drafter = match drafts::seat(&self.local, ask, resumed, (session, positions, &sampling)) {
             Ok(drafter) => drafter,
             Err(trouble) => {
-                self.table.leave(self.me, session);
+                self.table.leave(self.node.me, session);
                 let _ = self.finished.send(finished(None)).await;
                 return Err(trouble);
             }
@@ -338,7 +334,7 @@ impl PromptTask {
         let route = OwnRoute {
             session: format!("{session:?}"),
             model: self.local.name.clone(),
-            me: format!("{:?}", self.me),
+            me: format!("{:?}", self.node.me),
             verify: ask.verify,
             wire: rounding::word(rounding.wire()),
             cuts: rounding.boundaries().to_vec(),
@@ -354,9 +350,9 @@ impl PromptTask {
         let expected = routed.expected.clone();
         let (progress, mut news) = mpsc::channel(NEWS);
         let means = Means {
-            me: self.me,
-            network: self.network.clone(),
-            identity: self.identity.clone(),
+            me: self.node.me,
+            network: self.node.network.clone(),
+            identity: self.node.identity.clone(),
             auditor: self.local.auditor.clone(),
             worker: Arc::new(self.local.worker.assign()),
             reroute: self.reroutes.clone(),
@@ -436,7 +432,7 @@ impl PromptTask {
                     stages: segments.iter().map(stage).collect(),
                 },
                 Progress::Crowded => {
-                    self.table.leave(self.me, session);
+                    self.table.leave(self.node.me, session);
                     let _ = self.finished.send(finished(None)).await;
                     return Ok(Looked::Crowded);
                 }
@@ -488,7 +484,7 @@ impl PromptTask {
                 }
             }
         }
-        self.table.leave(self.me, session);
+        self.table.leave(self.node.me, session);
         let Some(report) = ended else {
             let _ = self.finished.send(finished(None)).await;
             return Err(Trouble::kind(

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use p2p::wire::{announce::Offer, control::Contact};
+use p2p::wire::control::Contact;
 use scheduler::{
     Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
@@ -94,16 +94,6 @@ impl From<String> for NoWay {
     }
 }
 
-/// Who could conduct a prompt of this model?
-pub struct ConductorQuestion {
-    /// By name.
-    pub model: String,
-    /// Only these, unless empty.
-    pub trusted: BTreeSet<NodeId>,
-    /// The nearest first, and which model that is there.
-    pub answer: oneshot::Sender<Vec<(NodeId, ModelId)>>,
-}
-
 /// Who runs it.
 pub struct Routed {
     /// The pipeline and its predicted cost.
@@ -169,33 +159,6 @@ impl Router<'_> {
             self.in_flight.values_mut().for_each(|prompt| prompt.crowd = prompt.crowd.max(crowd));
         }
         let _ = question.answer.send(found);
-    }
-
-    /// Answers who could conduct a prompt.
-    pub(crate) fn answer_conductors(&self, question: ConductorQuestion) {
-        let ConductorQuestion { model, trusted, answer } = question;
-        let trusted = |node: &NodeId| trusted.is_empty() || trusted.contains(node);
-        let mut nodes: Vec<(f64, NodeId, ModelId)> = self
-            .view
-            .facts
-            .iter()
-            .filter(|(node, _)| trusted(node))
-            .filter_map(|(node, facts)| {
-                let offer = facts.offers.iter().find(|offer| self.computes(*node, offer, &model))?;
-                Some((self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), *node, offer.model))
-            })
-            .collect();
-        nodes.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let _ = answer.send(nodes.into_iter().map(|(_, node, model)| (node, model)).collect());
-    }
-
-    /// Whether `node` computes layers of what it offers, and that is called `model`, by name or id in hex.
-    fn computes(&self, node: NodeId, offer: &Offer, model: &str) -> bool {
-        let holds = |capability: &scheduler::Capability| {
-            capability.holding(offer.model).is_some_and(|holding| !holding.held_set().is_empty())
-        };
-        (offer.name == model || crate::content::hex(offer.model) == model)
-            && self.view.swarm.get(node).is_some_and(holds)
     }
 
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
