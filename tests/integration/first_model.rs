@@ -127,6 +127,12 @@ fn a_catalog_counts_once_its_author_is_trusted_and_its_names_run() {
     assert!(code == 2 && unknown.contains("no model"), "{unknown}");
     let (_, untrusted) = user.fails(["model", "search", "--catalog", path(&list)], "");
     assert!(untrusted.contains("catalog trust"), "{untrusted}");
+    // A catalog that the line names is read for the model before the prompt, and instead of it.
+    for (words, typed) in [(&["story", "Hello"][..], ""), (&["story"][..], "Hello")] {
+        let line = [&["run", "--catalog", path(&list), "-n", "1"], words].concat();
+        let (code, untrusted) = user.fails(line, typed);
+        assert!(code == 2 && untrusted.contains("catalog trust"), "{untrusted}");
+    }
     user.json(["model", "catalog", "trust", path(&list), "--yes", "--json"], "");
     let found = user.json(["model", "search", "story", "--json"], "");
     let row = &found[0];

@@ -82,6 +82,28 @@ pub(in crate::commands) async fn known(home: &Path, sources: &SourceArgs, json: 
     catalog::known(home)
 }
 
+/// Whether a catalog that the command line names, and that can be read, has a model called `name`.
+///
+/// # Errors
+/// Those of the system.
+pub(super) fn names(sources: &SourceArgs, name: &str) -> Result<bool> {
+    if sources.catalog.is_empty() || name.contains(char::is_whitespace) {
+        return Ok(false);
+    }
+    let lists = async |source: &String| {
+        let signed = Signed::read(&text_of(source).await?)?;
+        Ok::<_, Error>(catalog::find(&[signed], name).is_some())
+    };
+    runtime()?.block_on(async {
+        for source in &sources.catalog {
+            if lists(source).await.unwrap_or(false) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    })
+}
+
 /// A catalog from a file or an address.
 async fn text_of(source: &str) -> Result<String> {
     let bytes = match source.contains("://") {

@@ -22,18 +22,19 @@ pub(super) struct Terms<'a> {
     pub(super) json: bool,
 }
 
-/// Whether `text` is what a model is called here, in a catalog or in another registry: not whether it is a file.
+/// Whether `text` is what a model is called here, in a catalog, one of `sources` included, or in another registry: not whether it is a
+/// file.
 ///
 /// # Errors
 /// Those of reading the list. A catalog that cannot be read names nothing.
-pub(super) fn is_name(text: &str) -> Result<bool> {
+pub(super) fn is_name(text: &str, sources: &SourceArgs) -> Result<bool> {
     if text == DEFAULT_MODEL || Reference::parse(text).is_some() {
         return Ok(true);
     }
     // The prompt needs no data folder.
     let Ok(home) = library::home() else { return Ok(false) };
     let listed = || catalog::known(&home).is_ok_and(|known| catalog::find(&known, text).is_some());
-    Ok(Library::load(&home)?.get(text).is_some() || listed())
+    Ok(Library::load(&home)?.get(text).is_some() || listed() || super::catalog::names(sources, text)?)
 }
 
 /// Fetches the model that is to draft, if one is and it is not here. It keeps the name by which requests may ask for it, unless

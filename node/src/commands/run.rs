@@ -191,7 +191,7 @@ pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
 fn name_the_model(args: &mut RunArgs) -> Result<bool> {
     let unnamed = args.answer.engine.model.is_none();
     let Some(first) = args.prompt.clone() else { return Ok(false) };
-    if args.second.is_none() && !(unnamed && obtain::is_name(&first)?) {
+    if args.second.is_none() && !(unnamed && obtain::is_name(&first, &args.answer.sources)?) {
         return Ok(false);
     }
     if !unnamed {
@@ -200,7 +200,10 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
             args.answer.engine.model()
         )));
     }
-    if args.second.is_some() && !obtain::is_name(&first)? && !library::looks_like_a_path(&first) {
+    if args.second.is_some()
+        && !obtain::is_name(&first, &args.answer.sources)?
+        && !library::looks_like_a_path(&first)
+    {
         return Err(Error::usage(format!(
             "\"{first}\" is no model: quote the prompt if it has several words; `shoal model search` lists models"
         )));
