@@ -374,7 +374,7 @@ mod tests {
             offers: Vec::new(),
             links: Vec::new(),
             coordinate: None,
-            room: None,
+            rooms: Vec::new(),
             addresses: Vec::new(),
             ttl_ms,
             agent: String::new(),

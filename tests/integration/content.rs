@@ -228,7 +228,7 @@ fn boast(identity: &Identity, model: ModelId, bytes: u64, sequence: u64) -> Draf
         offers: vec![offer],
         links,
         coordinate: None,
-        room: None,
+        rooms: Vec::new(),
         addresses,
         ttl_ms: 60_000,
         agent: "liar".into(),

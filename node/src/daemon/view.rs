@@ -34,8 +34,8 @@ const LOSSES: usize = 256;
 pub(super) struct Facts {
     pub addresses: Vec<String>,
     pub offers: Vec<Offer>,
-    /// What it may hold of one of them, if it chooses itself.
-    pub room: Option<PlaceRoom>,
+    /// What it may hold of those of which it chooses the layers itself.
+    pub rooms: Vec<PlaceRoom>,
     pub agent: String,
     pub class: Class,
 }
@@ -124,7 +124,7 @@ impl Viewing {
         if node == self.me {
             return Heard::Nothing;
         }
-        let Announcement { capability, class, offers, links, coordinate, room, addresses, agent, ttl_ms } =
+        let Announcement { capability, class, offers, links, coordinate, rooms, addresses, agent, ttl_ms } =
             announcement;
         match self.swarm.merge_for(capability, now, u64::from(ttl_ms)) {
             Merged::Fresh => {}
@@ -142,7 +142,7 @@ impl Viewing {
         }
         coordinate.into_iter().for_each(|place| self.swarm.place(node, place));
         let addresses = addresses.iter().map(|address| named(address, node)).collect();
-        let facts = Facts { addresses, offers, room, agent, class };
+        let facts = Facts { addresses, offers, rooms, agent, class };
         if self.facts.insert(node, facts).is_some() {
             return Heard::News;
         }
@@ -263,8 +263,10 @@ mod tests {
             if n > 1 {
                 let class = if n == 2 { Class::D1 } else { Class::Approx };
                 let (addresses, offers) = (vec![format!("/memory/{n}")], Vec::new());
-                view.facts
-                    .insert(node(n), Facts { addresses, offers, room: None, agent: String::new(), class });
+                view.facts.insert(
+                    node(n),
+                    Facts { addresses, offers, rooms: Vec::new(), agent: String::new(), class },
+                );
             }
         }
         view

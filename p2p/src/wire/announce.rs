@@ -126,12 +126,13 @@ pub struct Draft {
     pub class: Class,
     /// One for each of `claim.holdings`, in that order, of the same model.
     pub offers: Vec<Offer>,
-    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`], one less with a coordinate and one less with a room.
+    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`], one less with a coordinate and with each room.
     pub links: Vec<Link>,
     /// Where it is.
     pub coordinate: Option<Coordinate>,
-    /// What it may hold, if it chooses itself.
-    pub room: Option<PlaceRoom>,
+    /// What it may hold of models of which it chooses the layers itself, one for an offer at most, in their order. Each is said as if the
+    /// others were not held.
+    pub rooms: Vec<PlaceRoom>,
     /// Where it can be reached, as a `Contact` of the control plane has them.
     pub addresses: Vec<String>,
     /// The announcement is void after this long, ms; 1 to [`MAX_TTL_MS`].
@@ -153,8 +154,8 @@ pub struct Announcement {
     pub links: Vec<Link>,
     /// Where it says it is.
     pub coordinate: Option<Coordinate>,
-    /// What it says it may hold.
-    pub room: Option<PlaceRoom>,
+    /// What it says it may hold, see [`Draft::rooms`].
+    pub rooms: Vec<PlaceRoom>,
     /// Where it says it can be reached.
     pub addresses: Vec<String>,
     /// Void this long after it was heard first, ms.
@@ -233,7 +234,7 @@ fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
     for (offer, holding) in draft.offers.iter().zip(&claim.holdings) {
         write_offer(offer, holding, to)?;
     }
-    let said = draft.room.map(room_link).into_iter().chain(draft.coordinate.map(as_link));
+    let said = draft.rooms.iter().copied().map(room_link).chain(draft.coordinate.map(as_link));
     let links: Vec<Link> = draft.links.iter().copied().chain(said).collect();
     to.list(&links, |to, link| {
         to.bytes(link.to.as_bytes()).f64(link.rtt_ms);
@@ -323,12 +324,12 @@ fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
     };
     let offers = from.list(MAX_HOLDINGS, SMALLEST_OFFER, read_offer)?;
     let (offers, holdings): (Vec<Offer>, Vec<Holding>) = offers.into_iter().unzip();
-    let (links, room, coordinate) = read_links(from, node)?;
+    let (links, rooms, coordinate) = read_links(from, node)?;
     let fits = |room: &PlaceRoom| {
         let offer: Option<&Offer> = offers.get(usize::from(room.offer));
         offer.is_some_and(|offer| (1..=offer.num_layers).contains(&room.layers))
     };
-    if room.is_some_and(|room| !fits(&room)) {
+    if !rooms.iter().all(fits) {
         return Err(Malformed("announcement: room"));
     }
     let addresses = read_addresses(from)?;
@@ -349,7 +350,7 @@ fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
         holdings,
     };
     let capability = Capability::try_from(claim).map_err(|_| Malformed("announcement: claim"))?;
-    Ok(Announcement { capability, class, offers, links, coordinate, room, addresses, ttl_ms, agent })
+    Ok(Announcement { capability, class, offers, links, coordinate, rooms, addresses, ttl_ms, agent })
 }
 
 fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
@@ -436,7 +437,7 @@ fn as_room(link: &Link) -> Option<Result<PlaceRoom, Malformed>> {
 }
 
 /// What a node says of its peers and, at the end, of itself.
-type Links = (Vec<Link>, Option<PlaceRoom>, Option<Coordinate>);
+type Links = (Vec<Link>, Vec<PlaceRoom>, Option<Coordinate>);
 
 /// A node says one thing of each peer, and nothing of itself but, at the end, what it may hold and where it is.
 fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Links, Malformed> {
@@ -452,13 +453,17 @@ fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Links, Malformed> {
     }
     let coordinate = links.last().and_then(as_coordinate).transpose()?;
     links.truncate(links.len() - usize::from(coordinate.is_some()));
-    let room = links.last().and_then(as_room).transpose()?;
-    links.truncate(links.len() - usize::from(room.is_some()));
+    let rooms: Vec<_> = links.iter().rev().map_while(as_room).collect::<Result<_, _>>()?;
+    let rooms: Vec<PlaceRoom> = rooms.into_iter().rev().collect();
+    links.truncate(links.len() - rooms.len());
+    if !rooms.is_sorted_by(|one, next| one.offer < next.offer) {
+        return Err(Malformed("announcement: rooms"));
+    }
     let begins = |link: &Link, with: &[u8]| link.to.as_bytes().starts_with(with);
     if links.iter().any(|link| begins(link, PLACE) || begins(link, ROOM)) {
         return Err(Malformed("announcement: coordinate"));
     }
-    Ok((links, room, coordinate))
+    Ok((links, rooms, coordinate))
 }
 
 /// Text that ends up on screens: nothing that moves a cursor, is invisible or turns the direction of reading.

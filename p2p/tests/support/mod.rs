@@ -112,7 +112,7 @@ pub fn announcement_at(identity: &Identity, sequence: u64, addresses: Vec<String
         offers: Vec::new(),
         links: Vec::new(),
         coordinate: None,
-        room: None,
+        rooms: Vec::new(),
         addresses,
         ttl_ms: 60_000,
         agent: "test".into(),

@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
         offers: it.offers,
         links: it.links,
         coordinate: it.coordinate,
-        room: it.room,
+        rooms: it.rooms,
         addresses: it.addresses,
         ttl_ms: it.ttl_ms,
         agent: it.agent,

@@ -63,7 +63,7 @@ fn boast(honest: &Announcement, identity: &Identity, address: String) -> Vec<u8>
         offers: honest.offers.clone(),
         links: Vec::new(),
         coordinate: None,
-        room: None,
+        rooms: Vec::new(),
         addresses: vec![address],
         ttl_ms: 90_000,
         agent: "shoal/made-up".into(),

@@ -35,6 +35,8 @@ use crate::{
     worker::ExpertShare,
 };
 
+/// Models whose room is told: each takes the place of a link.
+const MOST_ROOMS: usize = 4;
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
 const REFRESH_MS: u64 = 36_000;
@@ -206,8 +208,8 @@ impl Announcer {
         let mut links: Vec<Link> =
             self.trips.iter().map(|(to, trips)| Link { to: *to, rtt_ms: trips.ms }).collect();
         links.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
-        // The last ones are what this node may hold and where it is.
-        links.truncate(MAX_LINKS - 2);
+        // The last ones are what this node may hold of its models and where it is.
+        links.truncate(MAX_LINKS - MOST_ROOMS - 1);
         links
     }
 }
@@ -278,12 +280,15 @@ impl Announcing {
         if !serving.gate.paused {
             self.name_shared(&mut holdings, &mut offers);
         }
-        let first = offers.iter().position(|offer| offer.model == serving.models.first.id);
-        let room = first.zip(serving.place_room()).map(|(offer, room)| PlaceRoom {
-            offer: offer as u16,
-            layers: room.layers.min(offers[offer].num_layers),
-            bytes: room.bytes,
+        let rooms = serving.place_rooms().filter_map(|(model, room)| {
+            let offer = offers.iter().position(|offer| offer.model == model)?;
+            let layers = room.layers.min(offers[offer].num_layers);
+            Some(PlaceRoom { offer: offer as u16, layers, bytes: room.bytes })
         });
+        let mut rooms: Vec<PlaceRoom> = rooms.collect();
+        rooms.sort_by_key(|room| room.offer);
+        rooms.dedup_by_key(|room| room.offer);
+        rooms.truncate(MOST_ROOMS);
         let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.node.now());
         let claim = Claim {
             node: self.node.me,
@@ -302,7 +307,7 @@ impl Announcing {
             offers,
             links: self.gossip.links(),
             coordinate: None,
-            room,
+            rooms,
             addresses,
             ttl_ms: TTL_MS,
             agent: agent(&serving.models.leading().ready.device),

@@ -19,10 +19,11 @@
 //! others hold, too, and when they are gone another one takes the memory.
 //!
 //! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; a model that
-//! came over the network stays as it came; others hear of the room for one model.
+//! came over the network stays as it came; the room for each model is told as if the others were not held.
 
 use std::collections::BTreeMap;
 
+use p2p::wire::announce::PlaceRoom;
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, holders,
     layer_cost::LayerCosts,
@@ -221,9 +222,9 @@ impl Serving {
         (layers > 0).then(|| Room { layers, bytes: left.max(own_bytes), costs })
     }
 
-    /// What this node may hold of its first model, if it chooses itself.
-    pub(crate) fn place_room(&self) -> Option<Room> {
-        self.room(0)
+    /// What this node may hold of the models of which it chooses the layers itself, by their ids.
+    pub(crate) fn place_rooms(&self) -> impl Iterator<Item = (ModelId, Room)> {
+        self.placing.models.keys().filter_map(|place| Some((self.models.at(*place)?.id, self.room(*place)?)))
     }
 
     /// Memory for what is placed of the models at `places` together; `None` where all of each fits.
@@ -397,10 +398,11 @@ impl Serving {
         let costs = &room.costs;
         let told = |node: &NodeId| {
             let facts = view.facts.get(node)?;
-            let told = facts.room?;
-            let of = facts.offers.get(usize::from(told.offer)).filter(|offer| offer.model == held.id);
-            let room = Room { layers: told.layers, bytes: told.bytes, costs: costs.clone() };
-            of.map(|_| (*node, room))
+            let of = |told: &&PlaceRoom| {
+                facts.offers.get(usize::from(told.offer)).is_some_and(|offer| offer.model == held.id)
+            };
+            let told = facts.rooms.iter().find(of)?;
+            Some((*node, Room { layers: told.layers, bytes: told.bytes, costs: costs.clone() }))
         };
         let mut rooms: BTreeMap<NodeId, Room> = group.iter().filter_map(told).collect();
         rooms.insert(me, room.clone());

@@ -108,12 +108,12 @@ impl Daemon {
         });
         let (rates, rooms): (Vec<f64>, Vec<u64>) = held.unzip();
         // What it may hold instead, where it chooses itself.
-        let chosen = facts.room.and_then(|room| {
+        let chosen = facts.rooms.iter().filter_map(|room| {
             let offer = facts.offers.get(usize::from(room.offer))?;
             let layers = f64::from(room.layers) / f64::from(offer.num_layers.max(1));
             Some(room.bytes.min((offer.file_bytes as f64 * layers) as u64))
         });
-        let room_bytes = rooms.into_iter().sum::<u64>().max(chosen.unwrap_or(0));
+        let room_bytes = rooms.into_iter().sum::<u64>().max(chosen.max().unwrap_or(0));
         // No line of JSON has more than numbers, whatever was announced.
         let read_bytes_per_s = rates.into_iter().filter(|rate| rate.is_finite()).reduce(f64::max)?;
         Some(Peer { read_bytes_per_s, room_bytes, rtt_ms }).filter(|peer| peer.rtt_ms.is_finite())

@@ -23,20 +23,23 @@ fn a_coordinate_is_a_link_that_older_nodes_pass_over() {
 }
 
 #[test]
-fn a_room_is_a_link_that_older_nodes_pass_over() {
+fn rooms_are_links_behind_those_to_peers() {
     let room = PlaceRoom { offer: 1, layers: 9, bytes: 7_000_000_000 };
     let place = Coordinate::new([12.5, -80.0, 3.25], 6.5, 0.125).unwrap();
     let bytes = |room: PlaceRoom| {
         let numbers = [&room.bytes.to_le_bytes()[..], &room.layers.to_le_bytes(), &room.offer.to_le_bytes()];
         [b"shoal/place-room".as_slice(), &numbers.concat(), &[0; 10]].concat()
     };
-    for coordinate in [None, Some(place)] {
-        let with = Draft { room: Some(room), coordinate, ..draft() };
+    let other = PlaceRoom { offer: 0, layers: 3, bytes: 5 };
+    for (coordinate, rooms) in
+        [(None, vec![room]), (Some(place), vec![room]), (Some(place), vec![other, room])]
+    {
+        let with = Draft { rooms, coordinate, ..draft() };
         let sealed = announce::seal(&with, &signer()).unwrap();
         assert!(sealed.windows(40).any(|link| link == bytes(room)), "a name of no node, and no round trip");
         assert_eq!(said(&announce::open(&sealed).unwrap()), with);
     }
-    let with = |room: PlaceRoom| announce::seal(&Draft { room: Some(room), ..draft() }, &signer());
+    let with = |room: PlaceRoom| announce::seal(&Draft { rooms: vec![room], ..draft() }, &signer());
     for beyond in
         [PlaceRoom { offer: 2, ..room }, PlaceRoom { layers: 0, ..room }, PlaceRoom { layers: 29, ..room }]
     {
@@ -46,8 +49,11 @@ fn a_room_is_a_link_that_older_nodes_pass_over() {
     let link = |name: Vec<u8>| Link { to: NodeId::new(name[..32].try_into().unwrap()), rtt_ms: 0.0 };
     let mut odd = bytes(room);
     odd[31] = 1;
-    for (name, room) in [(bytes(PlaceRoom { layers: 8, ..room }), Some(room)), (odd, None)] {
-        let draft = Draft { links: vec![link(name)], room, ..draft() };
+    for (name, rooms) in [(bytes(PlaceRoom { layers: 8, ..room }), vec![room]), (odd, Vec::new())] {
+        let draft = Draft { links: vec![link(name)], rooms, ..draft() };
         assert!(announce::seal(&draft, &signer()).is_err());
+    }
+    for rooms in [vec![room, other], vec![room, room]] {
+        assert!(announce::seal(&Draft { rooms, ..draft() }, &signer()).is_err());
     }
 }

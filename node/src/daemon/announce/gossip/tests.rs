@@ -150,7 +150,7 @@ fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
         }],
         links: (1..=4).map(|n| Link { to: node(n), rtt_ms: 1.0 }).collect(),
         coordinate: Some(Coordinate::default()),
-        room: None,
+        rooms: Vec::new(),
         addresses: vec!["/ip4/192.0.2.100/udp/40000/quic-v1".to_owned(); 4],
         ttl_ms: TTL_MS,
         agent: "shoal/0.1.0".into(),
