@@ -3,7 +3,7 @@
 //! Every epoch has an exchange of its own. Of what comes the newest epoch and the one before are taken, so that nothing is derived for
 //! a datagram; of what leaves those of the epoch before stay, because messages of it are still sent again.
 
-use super::seal::{Direction, Keys, Secret};
+use super::seal::{Cipher, Direction, Keys, Secret};
 
 /// After so many messages under the same keys the ends are to exchange others.
 const WORN_MESSAGES: u32 = if cfg!(test) { 1 << 7 } else { 1 << 20 };
@@ -14,6 +14,7 @@ const MAX_MESSAGES: u32 = 1 << 24;
 #[derive(Debug)]
 pub(crate) struct Keyring {
     direction: Direction,
+    cipher: Cipher,
     /// The keys of what is sealed now, and those before them.
     pub(crate) outward: Keys,
     outward_before: Option<Keys>,
@@ -29,13 +30,14 @@ pub(crate) struct Keyring {
 
 impl Keyring {
     /// Those of the exchange that a session begins with, of the end that sends in `direction`.
-    pub(crate) fn new(secret: &Secret, direction: Direction) -> Self {
+    pub(crate) fn new(secret: &Secret, direction: Direction, cipher: Cipher) -> Self {
         Self {
             direction,
-            outward: secret.keys(direction, 0),
+            cipher,
+            outward: secret.keys(direction, 0, cipher),
             outward_before: None,
             outward_next: None,
-            inward: secret.keys(direction.back(), 0),
+            inward: secret.keys(direction.back(), 0, cipher),
             inward_before: None,
             first: 1,
             wanted: false,
@@ -45,9 +47,9 @@ impl Keyring {
     /// Of what comes the next epoch is taken from now on; what leaves has it from [`Keyring::advance`] on.
     pub(crate) fn renew(&mut self, secret: &Secret) {
         let epoch = self.inward.epoch.wrapping_add(1);
-        let inward = secret.keys(self.direction.back(), epoch);
+        let inward = secret.keys(self.direction.back(), epoch, self.cipher);
         self.inward_before = Some(std::mem::replace(&mut self.inward, inward));
-        self.outward_next = Some(secret.keys(self.direction, epoch));
+        self.outward_next = Some(secret.keys(self.direction, epoch, self.cipher));
     }
 
     /// The next epoch seals, `message` first.

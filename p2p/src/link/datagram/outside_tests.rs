@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::header::{CHUNK_BYTES, HEADER_LEN, Header, Kind};
-use super::seal::{Direction, Secret};
+use super::seal::{Cipher, Direction, Secret};
 use super::send::Place;
 use super::session::{Chunks, News, Session};
 use super::tests::{Draws, frame, pair};
@@ -46,7 +46,7 @@ fn datagrams(end: &mut Session, direction: Direction, now: Duration) -> Vec<Vec<
     let (mut all, mut train) = (Vec::new(), Vec::new());
     let [_, there] = end.names();
     while let Some(Chunks { message, epoch, sealed, bits }) = end.next_chunks(now) {
-        let key = Secret::new([5; 32]).keys(direction, epoch).header;
+        let key = Secret::new([5; 32]).keys(direction, epoch, Cipher::ChaCha20Poly1305).header;
         let chunks = sealed.chunks(CHUNK_BYTES).len() as u16;
         for (chunk, payload) in
             sealed.chunks(CHUNK_BYTES).enumerate().filter(|(at, _)| bits[at / 8] >> (at % 8) & 1 == 1)

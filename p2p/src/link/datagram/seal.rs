@@ -4,10 +4,10 @@
 //! authenticated: BLAKE3 extracts a secret from the exchange and both public keys, and expands it under a name for each direction and
 //! purpose. Every epoch has an exchange of its own, and the keys of one say nothing of another's.
 //!
-//! A message is sealed once as a whole, with ChaCha20-Poly1305 (RFC 8439) and a nonce that never comes twice under a key: epoch,
+//! A message is sealed once as a whole, with the [`Cipher`] of the session and a nonce that never comes twice under a key: epoch,
 //! direction and message number. What only tags datagrams (a kernel module) holds header keys and never one of these.
 
-use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use ring::aead::{AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use x25519_dalek::{EphemeralSecret, PublicKey};
 
 use super::header::HeaderKey;
@@ -18,6 +18,41 @@ pub(crate) const SEAL_LEN: usize = 16;
 const SECRET_NAME: &str = "shoal lan v2 secret";
 const HEADER_NAMES: [&str; 2] = ["shoal lan v2 header 0", "shoal lan v2 header 1"];
 const SEAL_NAMES: [&str; 2] = ["shoal lan v2 seal 0", "shoal lan v2 seal 1"];
+const AES_NAMES: [&str; 2] = ["shoal lan v2 aes 0", "shoal lan v2 aes 1"];
+
+/// What seals the messages of a session: the faster one of both that both ends compute without tables, in constant time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cipher {
+    /// ChaCha20-Poly1305 (RFC 8439): fast on every processor.
+    ChaCha20Poly1305,
+    /// AES-256-GCM (NIST SP 800-38D): several times as fast where the processors of both ends have instructions for it.
+    Aes256Gcm,
+}
+
+impl Cipher {
+    /// That of two ends, each of which says whether it has the instructions.
+    pub(crate) fn of(ends_have_aes: [bool; 2]) -> Self {
+        if ends_have_aes == [true; 2] { Self::Aes256Gcm } else { Self::ChaCha20Poly1305 }
+    }
+
+    fn parts(self) -> (&'static Algorithm, [&'static str; 2]) {
+        match self {
+            Self::ChaCha20Poly1305 => (&CHACHA20_POLY1305, SEAL_NAMES),
+            Self::Aes256Gcm => (&AES_256_GCM, AES_NAMES),
+        }
+    }
+}
+
+/// Whether this processor has instructions for AES and for the products of GCM.
+pub(crate) fn has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes")
+        && std::arch::is_aarch64_feature_detected!("pmull");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}
 
 /// Which way a message goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,11 +89,12 @@ impl Secret {
     }
 
     /// The keys of one direction in the epoch that the exchange was made for.
-    pub(crate) fn keys(&self, direction: Direction, epoch: u32) -> Keys {
+    pub(crate) fn keys(&self, direction: Direction, epoch: u32, cipher: Cipher) -> Keys {
         let derive = |name: &str| blake3::derive_key(name, &self.0);
+        let (algorithm, names) = cipher.parts();
         let header = derive(HEADER_NAMES[direction as usize]);
-        let seal = derive(SEAL_NAMES[direction as usize]);
-        let seal = UnboundKey::new(&CHACHA20_POLY1305, &seal).expect("the cipher's keys have 32 bytes");
+        let seal = derive(names[direction as usize]);
+        let seal = UnboundKey::new(algorithm, &seal).expect("the ciphers' keys have 32 bytes");
         let header = HeaderKey::new(std::array::from_fn(|i| header[i]));
         Keys { epoch, direction, header, seal: LessSafeKey::new(seal) }
     }
@@ -145,25 +181,29 @@ mod tests {
 
     #[test]
     fn a_seal_holds_for_its_place_only() {
-        let secret = Secret::new([7; 32]);
-        let there = secret.keys(Direction::FromDialer, 0);
-        let mut sealed = b"hidden states".to_vec();
-        there.seal(5, 9, &mut sealed);
-        assert_eq!(sealed.len(), 13 + SEAL_LEN);
-        let opens = |keys: &Keys, session, number| {
-            let mut copy = sealed.clone();
-            keys.open(session, number, &mut copy) && copy == b"hidden states"
-        };
-        assert!(opens(&there, 5, 9));
-        assert!(!opens(&there, 6, 9) && !opens(&there, 5, 10));
-        assert!(!opens(&secret.keys(Direction::ToDialer, 0), 5, 9));
-        assert!(!opens(&secret.keys(Direction::FromDialer, 1), 5, 9));
-        assert!(!opens(&Secret::new([8; 32]).keys(Direction::FromDialer, 0), 5, 9));
-        for at in 0..sealed.len() {
-            let mut copy = sealed.clone();
-            copy[at] ^= 1;
-            assert!(!there.open(5, 9, &mut copy));
+        for cipher in [Cipher::ChaCha20Poly1305, Cipher::Aes256Gcm] {
+            let keys =
+                |secret: [u8; 32], direction, epoch| Secret::new(secret).keys(direction, epoch, cipher);
+            let there = keys([7; 32], Direction::FromDialer, 0);
+            let mut sealed = b"hidden states".to_vec();
+            there.seal(5, 9, &mut sealed);
+            assert_eq!(sealed.len(), 13 + SEAL_LEN);
+            let opens = |keys: &Keys, session, number| {
+                let mut copy = sealed.clone();
+                keys.open(session, number, &mut copy) && copy == b"hidden states"
+            };
+            assert!(opens(&there, 5, 9));
+            assert!(!opens(&there, 6, 9) && !opens(&there, 5, 10));
+            assert!(!opens(&keys([7; 32], Direction::ToDialer, 0), 5, 9));
+            assert!(!opens(&keys([7; 32], Direction::FromDialer, 1), 5, 9));
+            assert!(!opens(&keys([8; 32], Direction::FromDialer, 0), 5, 9));
+            for at in 0..sealed.len() {
+                let mut copy = sealed.clone();
+                copy[at] ^= 1;
+                assert!(!there.open(5, 9, &mut copy));
+            }
+            assert!(!there.open(5, 9, &mut Vec::new()));
         }
-        assert!(!there.open(5, 9, &mut Vec::new()));
+        assert_eq!(Cipher::of([true, false]), Cipher::ChaCha20Poly1305);
     }
 }

@@ -16,7 +16,7 @@ use super::Time;
 use super::header::{HEADER_LEN, Header, Kind, MAX_MESSAGE, PING_LEN};
 use super::keyring::Keyring;
 use super::receive::{Outcome, Receiver, Whole};
-use super::seal::{Direction, Keys, SEAL_LEN, Secret};
+use super::seal::{Cipher, Direction, Keys, SEAL_LEN, Secret};
 use super::send::{Outgoing, Place, Sender, Sent, Stamp};
 use crate::governor::{Governor, Permit};
 
@@ -50,6 +50,8 @@ pub(crate) struct Terms {
     pub(crate) there: u64,
     /// Which way this end sends.
     pub(crate) direction: Direction,
+    /// What seals its messages.
+    pub(crate) cipher: Cipher,
     pub(crate) chunk_bytes: usize,
 }
 
@@ -156,7 +158,7 @@ impl Session {
     /// What both ends begin with: `secret` of the exchange that the session was agreed on in.
     pub(crate) fn new(terms: Terms, secret: &Secret, governor: Governor) -> Self {
         Self {
-            keys: Keyring::new(secret, terms.direction),
+            keys: Keyring::new(secret, terms.direction, terms.cipher),
             sender: Sender::new(terms.there, terms.chunk_bytes, PLACES as u16),
             receiver: Receiver::new(governor, terms.peer, terms.chunk_bytes, MAX_SENT as u64),
             taken: Arc::default(),

@@ -8,7 +8,7 @@ use scheduler::NodeId;
 use scheduler::governor::{Limits, Resource, Scope};
 
 use super::header::{CHUNK_BYTES, HEADER_LEN};
-use super::seal::{Direction, Secret};
+use super::seal::{Cipher, Direction, Secret};
 use super::send::Place;
 use super::session::{Delivered, News, PLACES, Session, Terms};
 use crate::governor::Governor;
@@ -51,7 +51,11 @@ fn pair_of(chunk_bytes: usize) -> ([Session; 2], [Governor; 2]) {
     let secret = Secret::new([5; 32]);
     let end = |peer, here, there, direction, governor: &Governor| {
         let peer = NodeId::numbered(peer);
-        Session::new(Terms { peer, here, there, direction, chunk_bytes }, &secret, governor.clone())
+        Session::new(
+            Terms { peer, here, there, direction, cipher: Cipher::ChaCha20Poly1305, chunk_bytes },
+            &secret,
+            governor.clone(),
+        )
     };
     let ends = [
         end(2, 64, 129, Direction::FromDialer, &governors[0]),
@@ -337,7 +341,7 @@ fn a_broken_seal_is_delivered_by_no_datagram() {
     assert!(from.send(Duration::ZERO, place, [b"head", &[3; 5_000]]));
     let mut now = Duration::ZERO;
     let (mut train, mut back) = (Vec::new(), Vec::new());
-    let key = Secret::new([5; 32]).keys(Direction::FromDialer, 0).header;
+    let key = Secret::new([5; 32]).keys(Direction::FromDialer, 0, Cipher::ChaCha20Poly1305).header;
     for _ in 0..10_000 {
         while let Some(segment) = from.transmit(now, &mut train) {
             for datagram in train.chunks(segment) {
@@ -417,7 +421,8 @@ fn a_full_governor_refuses_a_message() {
     let limits = Limits::default().set(Resource::Bytes, [4_096, 4_096, 4_096]);
     let secret = Secret::new([5; 32]);
     let (peer, direction) = (NodeId::numbered(1), Direction::ToDialer);
-    let terms = Terms { peer, here: 129, there: 64, direction, chunk_bytes: CHUNK_BYTES };
+    let terms =
+        Terms { peer, here: 129, there: 64, direction, cipher: Cipher::Aes256Gcm, chunk_bytes: CHUNK_BYTES };
     world.ends[1] = Session::new(terms, &secret, Governor::new(limits));
     let place = Place { lane: 1, number: 0 };
     assert!(world.ends[0].send(Duration::ZERO, place, [b"", &frame(place, 9_000)]));

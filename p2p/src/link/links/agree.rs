@@ -14,7 +14,7 @@ use super::{AGAIN, AGREE, LONGEST, MAX_SESSIONS, Peer, Place, RECOVER, Shared, l
 use crate::error::HopError;
 use crate::link::Stream;
 use crate::link::datagram::header::CHUNK_BYTES;
-use crate::link::datagram::seal::{Direction, Secret};
+use crate::link::datagram::seal::{Cipher, Direction, Secret, has_aes};
 use crate::link::datagram::session::{Session, Terms};
 use crate::link::datagram::socket::{is_near, longest_chunk};
 use crate::link::neighbor::Neighbor;
@@ -35,6 +35,7 @@ impl Shared {
         let longest = ip.map_or(CHUNK_BYTES, longest_chunk);
         Hello {
             forced: self.mode.is_forced(),
+            aes: has_aes(),
             status: 0,
             port: self.socket.port(),
             chunk_bytes: longest.min(most) as u16,
@@ -66,7 +67,8 @@ impl Shared {
         let seat = self.governor.take_for(peer, Resource::Links, 1).map_err(|e| refused(&e.to_string()))?;
         let (here, there) = (place.name, theirs.session);
         let chunk_bytes = own.chunk_bytes.min(theirs.chunk_bytes).into();
-        let terms = Terms { peer, here, there, direction, chunk_bytes };
+        let cipher = Cipher::of([own.aes, theirs.aes]);
+        let terms = Terms { peer, here, there, direction, cipher, chunk_bytes };
         let session = Session::new(terms, &secret, self.governor.clone());
         let way = (SocketAddr::new(ip, theirs.port), stream.connection());
         let (socket, governor) = (self.socket.clone(), self.governor.clone());

@@ -14,7 +14,7 @@ use crate::config::LinkConfig;
 use crate::governor::Governor;
 use crate::identity::Identity;
 use crate::link::datagram::header::CHUNK_BYTES;
-use crate::link::datagram::seal::{Direction, Secret};
+use crate::link::datagram::seal::{Cipher, Direction, Secret};
 use crate::link::datagram::send::Place as At;
 use crate::link::datagram::session::{Session, Terms};
 use crate::link::neighbor::Neighbor;
@@ -35,7 +35,14 @@ async fn a_datagram_from_another_address_is_not_the_neighbors() {
     let place = shared.reserve().unwrap();
     let (here, there) = (place.name, 65);
     let session = |here, there, direction| {
-        let terms = Terms { peer, here, there, direction, chunk_bytes: CHUNK_BYTES };
+        let terms = Terms {
+            peer,
+            here,
+            there,
+            direction,
+            cipher: Cipher::ChaCha20Poly1305,
+            chunk_bytes: CHUNK_BYTES,
+        };
         Session::new(terms, &secret, governor.clone())
     };
     let address: SocketAddr = "127.0.0.1:4000".parse().unwrap();

@@ -70,6 +70,8 @@ impl Unasked {
 pub(super) struct Hello {
     /// Whether datagrams are to be used whatever is measured.
     pub(super) forced: bool,
+    /// Whether its processor has instructions for AES.
+    pub(super) aes: bool,
     /// 0 for yes, 1 when this end is dialing itself, 2 for no.
     pub(super) status: u8,
     pub(super) port: u16,
@@ -82,7 +84,7 @@ pub(super) struct Hello {
 impl Hello {
     pub(super) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&[u8::from(self.forced), self.status]);
+        bytes.extend_from_slice(&[u8::from(self.forced) | u8::from(self.aes) << 1, self.status]);
         bytes.extend_from_slice(&self.port.to_le_bytes());
         bytes.extend_from_slice(&self.chunk_bytes.to_le_bytes());
         bytes.extend_from_slice(&self.session.to_le_bytes());
@@ -92,17 +94,25 @@ impl Hello {
 
     pub(super) fn read(bytes: &[u8; HELLO_LEN]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
-        let ([forced, status, p0, p1, c0, c1], rest) = rest.split_first_chunk::<6>()?;
+        let ([flags, status, p0, p1, c0, c1], rest) = rest.split_first_chunk::<6>()?;
         let (session, public) = rest.split_first_chunk::<8>()?;
         let (port, chunk_bytes) = (u16::from_le_bytes([*p0, *p1]), u16::from_le_bytes([*c0, *c1]));
         let chunk = usize::from(chunk_bytes);
         let sound = *magic == MAGIC
-            && *forced <= 1
+            && *flags <= 3
             && CHUNK_RANGE.contains(&chunk)
             && chunk.is_multiple_of(CHUNK_UNIT);
         let session = u64::from_le_bytes(*session);
-        let (forced, status) = (*forced == 1, *status);
-        sound.then_some(Self { forced, status, port, chunk_bytes, session, public: public.try_into().ok()? })
+        let (forced, aes, status) = (*flags & 1 == 1, *flags & 2 == 2, *status);
+        sound.then_some(Self {
+            forced,
+            aes,
+            status,
+            port,
+            chunk_bytes,
+            session,
+            public: public.try_into().ok()?,
+        })
     }
 }
 
@@ -112,13 +122,20 @@ mod tests {
 
     #[test]
     fn a_hello_is_read_back() {
-        let hello =
-            Hello { forced: true, status: 2, port: 9, chunk_bytes: 1_408, session: 77, public: [3; 32] };
+        let hello = Hello {
+            forced: false,
+            aes: true,
+            status: 2,
+            port: 9,
+            chunk_bytes: 1_408,
+            session: 77,
+            public: [3; 32],
+        };
         let bytes: [u8; HELLO_LEN] = hello.write().try_into().unwrap();
         let read = Hello::read(&bytes).unwrap();
         assert_eq!(
-            (read.forced, read.status, read.port, read.session, read.public),
-            (true, 2, 9, 77, [3; 32])
+            (read.forced, read.aes, read.status, read.port, read.session, read.public),
+            (false, true, 2, 9, 77, [3; 32])
         );
         for (at, bit) in [(0, 0x40), (4, 0x40), (8, 0x20), (9, 0x40)] {
             let mut changed = bytes;
