@@ -21,8 +21,7 @@ use tokio::{
 
 use crate::{
     Inference,
-    choice::{Guard, Mode, WireChoice},
-    inference::{Event, Finish, Format, GenerateRequest, Prompt, Sampling},
+    inference::{Event, Finish, GenerateRequest, Prompt, Sampling},
     names,
 };
 
@@ -275,21 +274,11 @@ fn question(given: &Value) -> Result<Box<GenerateRequest>, String> {
         return Err("`max_tokens` must be at least 1".into());
     }
     Ok(Box::new(GenerateRequest {
-        id: format!("mcp-{}", names::random_hex(12)),
         model: text("model")?,
-        prompt: Prompt::Messages { messages, tools: None, extra: serde_json::Map::new() },
         sampling: Sampling { temperature: Some(temperature as f32), ..Sampling::default() },
         seed: number("seed")?,
         max_tokens: Some(usize::try_from(max_tokens).unwrap_or(usize::MAX)),
-        stop: Vec::new(),
-        logprobs: None,
-        format: Format::Text,
-        mode: None::<Mode>,
-        guard: Guard::default(),
-        wire: WireChoice::default(),
-        session: Default::default(),
-        show_special: false,
-        echo: false,
+        ..GenerateRequest::new(format!("mcp-{}", names::random_hex(12)), Prompt::conversation(messages))
     }))
 }
 

@@ -9,7 +9,7 @@ use std::{error::Error, io::Write, time::Duration};
 
 use api::{
     Inference,
-    inference::{Event, Format, GenerateRequest, Prompt, Sampling},
+    inference::{Event, GenerateRequest, Prompt, Sampling},
 };
 use futures::StreamExt;
 use node::{cli::EngineArgs, inference::local::Alone};
@@ -25,26 +25,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     while node.loaded().is_none() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    let prompt = Prompt::conversation(serde_json::json!([{ "role": "user", "content": prompt }]));
     let request = GenerateRequest {
-        id: "example".into(),
-        model: None,
-        prompt: Prompt::Messages {
-            messages: serde_json::json!([{ "role": "user", "content": prompt }]),
-            tools: None,
-            extra: serde_json::Map::new(),
-        },
         sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
         seed: Some(1),
         max_tokens: Some(64),
-        stop: Vec::new(),
-        logprobs: None,
-        format: Format::Text,
-        mode: None,
-        guard: Default::default(),
-        wire: Default::default(),
-        session: Default::default(),
-        show_special: false,
-        echo: false,
+        ..GenerateRequest::new("example", prompt)
     };
     // Dropping the stream of events would end the generation.
     let mut answer = node.generate(request).await?.events;

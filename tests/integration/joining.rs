@@ -305,15 +305,17 @@ fn an_invite_is_all_a_friend_needs() {
 #[test]
 fn a_prompt_asked_at_once_waits_for_the_first_peer() {
     let folder = TempDir::new().unwrap();
-    let gone = Node::start(&folder.path().join("gone"), &["--ask-only"]).tcp().to_owned();
-    let friend = Node::start(&folder.path().join("b"), &["--ask-only", "--peer", &gone]);
+    let also = data("families/qwen3.gguf");
+    let also = also.to_str().unwrap();
+    let first = Node::start(&folder.path().join("a"), &["--layers", "1..7", "--also", also]);
+    // It answers no dial until both prompts wait.
+    signal(&first, "STOP");
+    let friend = Node::start(&folder.path().join("b"), &["--ask-only", "--peer", first.tcp()]);
     friend.ask(&["consent", "open"]);
     let mut conducted = Prompt::run(&friend.home, ["-n", "8", PROMPT]);
     let mut handed = Prompt::run(&friend.home, ["--model", "qwen3", "--mode", "open", "-n", "2", PROMPT]);
-    let also = data("families/qwen3.gguf");
-    let also = also.to_str().unwrap();
-    let first = folder.path().join("a");
-    let _first = Node::start(&first, &["--layers", "1..7", "--also", also, "--peer", friend.tcp()]);
+    thread::sleep(Duration::from_millis(500));
+    signal(&first, "CONT");
     assert_eq!(conducted.ends()["ids"], alone("8")["ids"]);
     assert_eq!(handed.ends()["completion_tokens"], 2);
 }

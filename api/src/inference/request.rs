@@ -41,6 +41,36 @@ pub struct GenerateRequest {
     pub echo: bool,
 }
 
+impl GenerateRequest {
+    /// Text that answers `prompt`, as model and node choose it.
+    pub fn new(id: impl Into<String>, prompt: Prompt) -> Self {
+        Self {
+            id: id.into(),
+            model: None,
+            prompt,
+            sampling: Sampling::default(),
+            seed: None,
+            max_tokens: None,
+            stop: Vec::new(),
+            logprobs: None,
+            format: Format::Text,
+            mode: None,
+            guard: Guard::default(),
+            wire: WireChoice::default(),
+            session: SessionChoice::default(),
+            show_special: false,
+            echo: false,
+        }
+    }
+}
+
+impl Prompt {
+    /// A conversation without tools.
+    pub fn conversation(messages: Value) -> Self {
+        Self::Messages { messages, tools: None, extra: serde_json::Map::new() }
+    }
+}
+
 /// What to answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Prompt {

@@ -82,25 +82,20 @@ pub(in crate::commands) async fn known(home: &Path, sources: &SourceArgs, json: 
     catalog::known(home)
 }
 
-/// Whether a catalog that the command line names, and that can be read, has a model called `name`.
+/// Whether a catalog that the command line names has a model called `name`.
 ///
 /// # Errors
-/// Those of the system.
-pub(super) fn names(sources: &SourceArgs, name: &str) -> Result<bool> {
+/// Those of reading it.
+pub(super) fn lists(sources: &SourceArgs, name: &str) -> Result<bool> {
     if sources.catalog.is_empty() || name.contains(char::is_whitespace) {
         return Ok(false);
     }
-    let lists = async |source: &String| {
-        let signed = Signed::read(&text_of(source).await?)?;
-        Ok::<_, Error>(catalog::find(&[signed], name).is_some())
-    };
     runtime()?.block_on(async {
+        let mut named = Vec::new();
         for source in &sources.catalog {
-            if lists(source).await.unwrap_or(false) {
-                return Ok(true);
-            }
+            named.push(Signed::read(&text_of(source).await?)?);
         }
-        Ok(false)
+        Ok(catalog::find(&named, name).is_some())
     })
 }
 

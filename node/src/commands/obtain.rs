@@ -26,7 +26,7 @@ pub(super) struct Terms<'a> {
 /// file.
 ///
 /// # Errors
-/// Those of reading the list. A catalog that cannot be read names nothing.
+/// Those of reading the list, and those of `sources`. A stored catalog that cannot be read names nothing.
 pub(super) fn is_name(text: &str, sources: &SourceArgs) -> Result<bool> {
     if text == DEFAULT_MODEL || Reference::parse(text).is_some() {
         return Ok(true);
@@ -34,7 +34,7 @@ pub(super) fn is_name(text: &str, sources: &SourceArgs) -> Result<bool> {
     // The prompt needs no data folder.
     let Ok(home) = library::home() else { return Ok(false) };
     let listed = || catalog::known(&home).is_ok_and(|known| catalog::find(&known, text).is_some());
-    Ok(Library::load(&home)?.get(text).is_some() || listed() || super::catalog::names(sources, text)?)
+    Ok(Library::load(&home)?.get(text).is_some() || listed() || super::catalog::lists(sources, text)?)
 }
 
 /// Fetches the model that is to draft, if one is and it is not here. It keeps the name by which requests may ask for it, unless

@@ -29,7 +29,7 @@ use crate::{
     library,
     model::Model,
     output::{self, Waiting},
-    reports::{LayersStatus, StatusReport},
+    reports::StatusReport,
     rounding,
 };
 
@@ -110,12 +110,7 @@ pub(super) fn node(args: &AnswerArgs, json: bool) -> Result<Option<PathBuf>> {
 
 /// What the user has to agree to: where no mode is named and the node has no ends of its model, a peer reads the prompt.
 pub(super) fn asked_mode(args: &AnswerArgs, home: &Path) -> Mode {
-    let is_read = |status: &StatusReport| {
-        let LayersStatus { num_layers, loaded, .. } = &status.model.layers;
-        let first = loaded.first().is_some_and(|range| range.starts_with("0.."));
-        let last = loaded.last().is_some_and(|range| range.ends_with(&format!("..{num_layers}")));
-        !(first && last || status.model.memory.unloaded)
-    };
+    let is_read = |status: &StatusReport| !(status.model.layers.ends || status.model.memory.unloaded);
     args.route.mode.unwrap_or_else(|| match remote::status(home) {
         Ok(status) if args.engine.model.is_none() && is_read(&status) => Mode::Open,
         _ => Mode::Boomerang,

@@ -104,7 +104,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let joins = network.knows_peers();
     let (network, mut events) =
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
-    let node = Node::new(network, identity, joins);
+    let node = Node::new(network, identity);
     let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
     let fetches = (memory.lenders() != control::Lenders::Off).then(|| memory.checked());
     let wanted = Wanted { home: home_too, worker, serve, model, about, absent, beside, caps: caps_too };
@@ -117,6 +117,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;
     }
+    let node = if joins { node.joining() } else { node };
     let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps, memory);
     let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);
     let mut shared = announcing.shared.clone();

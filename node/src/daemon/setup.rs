@@ -88,15 +88,18 @@ pub(super) struct Node {
     pub(super) peers_by: Option<Instant>,
 }
 
-/// The first peers of a node have so long until it says that what they may hold is nowhere: a hole through two routers takes some of it.
+/// How long a node waits for its first peers until it says that no node holds a model: a hole through two routers takes some of it.
 const FIRST_PEERS: Duration = Duration::from_secs(15);
 
 impl Node {
-    /// A node that starts now; `joins` says that it has peers to dial.
-    pub(super) fn new(network: Network, identity: Identity, joins: bool) -> Self {
-        let started = Instant::now();
-        let peers_by = joins.then(|| started + FIRST_PEERS);
-        Self { me: network.me(), network, identity, started, peers_by }
+    /// A node that starts now.
+    pub(super) fn new(network: Network, identity: Identity) -> Self {
+        Self { me: network.me(), network, identity, started: Instant::now(), peers_by: None }
+    }
+
+    /// The same, ready now, with peers that it dials.
+    pub(super) fn joining(self) -> Self {
+        Self { peers_by: Some(Instant::now() + FIRST_PEERS), ..self }
     }
 
     /// Time since the start, which is the clock of everything this node measures.

@@ -282,6 +282,8 @@ pub struct LayersStatus {
     pub num_layers: u32,
     /// In memory.
     pub loaded: Vec<String>,
+    /// Whether the first and the last one are: prompts begin and end here then, and no peer reads them.
+    pub ends: bool,
     /// Computed for others.
     pub serving: Vec<String>,
     /// Announced to others.

@@ -43,26 +43,14 @@ async fn settled(confined: &Confined) {
 }
 
 fn request(format: Format, max_tokens: usize) -> GenerateRequest {
+    let prompt = Asked::conversation(json!([{"role": "user", "content": "Tell me a story about a fox."}]));
     GenerateRequest {
-        id: "1".into(),
-        model: None,
-        prompt: Asked::Messages {
-            messages: json!([{"role": "user", "content": "Tell me a story about a fox."}]),
-            tools: None,
-            extra: Default::default(),
-        },
         sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
         seed: Some(1),
         max_tokens: Some(max_tokens),
-        stop: Vec::new(),
         logprobs: Some(2),
         format,
-        mode: None,
-        guard: Default::default(),
-        wire: Default::default(),
-        session: Default::default(),
-        show_special: false,
-        echo: false,
+        ..GenerateRequest::new("1", prompt)
     }
 }
 

@@ -130,8 +130,8 @@ pub struct Draft {
     pub links: Vec<Link>,
     /// Where it is.
     pub coordinate: Option<Coordinate>,
-    /// What it may hold of models of which it chooses the layers itself, one for an offer at most, in their order. Each is said as if the
-    /// others were not held.
+    /// What it may hold of models of which it chooses the layers itself, one for an offer at most, in their order. Each is what it may
+    /// hold beside what it holds of the others now: memory that is free is in all of them.
     pub rooms: Vec<PlaceRoom>,
     /// Where it can be reached, as a `Contact` of the control plane has them.
     pub addresses: Vec<String>,
@@ -433,7 +433,8 @@ fn as_room(link: &Link) -> Option<Result<PlaceRoom, Malformed>> {
         Some(PlaceRoom { offer: u16::from_le_bytes(*offer), layers, bytes })
     });
     // One encoding: what `room_link` would write.
-    Some(room.filter(|room| room_link(*room) == *link).ok_or(Malformed("announcement: room")))
+    let written = |room: &PlaceRoom| room_link(*room) == *link && link.rtt_ms.is_sign_positive();
+    Some(room.filter(written).ok_or(Malformed("announcement: room")))
 }
 
 /// What a node says of its peers and, at the end, of itself.

@@ -168,7 +168,7 @@ pub enum Event {
     Done {
         /// Why, as the API numbers its finish reasons.
         finish: u8,
-        /// Usage and who computed, as JSON, at most [`MAX_REPORT`] bytes.
+        /// Usage, who computed and what is billed for it, as JSON, at most [`MAX_REPORT`] bytes.
         report: String,
     },
     /// What a text has instead of an answer, before its end: finite numbers, at most [`MAX_VALUES`] and at least one.

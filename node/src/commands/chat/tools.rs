@@ -6,7 +6,7 @@ use api::{
     Inference,
     agent::{self, Call, Said, Toolbox, Turn},
     choice::{Draft, SessionChoice},
-    inference::{Finish, Format, GenerateRequest, Guard, Mode, Prompt, Sampling},
+    inference::{Finish, GenerateRequest, Guard, Mode, Prompt, Sampling},
 };
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
@@ -229,10 +229,9 @@ fn question(
     let asked = request(Vec::new(), &args.sampling)?;
     let by = asked.sampling;
     // A process of this command has one model, the one it was started with.
+    let prompt = Prompt::Messages { messages, tools, extra: Map::new() };
     Ok(GenerateRequest {
-        id,
         model: args.engine.model.clone().filter(|_| by_node),
-        prompt: Prompt::Messages { messages, tools, extra: Map::new() },
         sampling: Sampling {
             temperature: Some(by.temperature),
             top_k: Some(by.top_k),
@@ -248,8 +247,6 @@ fn question(
         seed: Some(asked.seed),
         max_tokens: Some(asked.max_tokens),
         stop: asked.stop,
-        logprobs: None,
-        format: Format::Text,
         mode: args.route.mode.or((args.via == Via::Swarm).then_some(Mode::Boomerang)),
         guard: Guard { verify: Some(args.route.verify), shadow: Some(args.route.shadow), ..Guard::default() },
         wire: args.wire.choice(),
@@ -258,8 +255,7 @@ fn question(
             kv_cache_type: Some(args.attention.kv_cache_type.name().to_owned()),
             context_shift: args.sampling.context_shift,
         },
-        show_special: false,
-        echo: false,
+        ..GenerateRequest::new(id, prompt)
     })
 }
 

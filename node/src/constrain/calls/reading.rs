@@ -17,7 +17,7 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream, StreamExt},
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use shard::tokenizer::Tokenizer;
 
 use super::{
@@ -246,21 +246,5 @@ fn what_the_reader_takes_for_a_call_was_held_to_its_schema() {
 }
 
 fn request() -> GenerateRequest {
-    GenerateRequest {
-        id: "1".into(),
-        model: None,
-        prompt: Prompt::Messages { messages: json!([]), tools: None, extra: Map::new() },
-        sampling: Default::default(),
-        seed: None,
-        max_tokens: None,
-        stop: Vec::new(),
-        logprobs: None,
-        format: Format::Text,
-        mode: None,
-        guard: Default::default(),
-        wire: Default::default(),
-        session: Default::default(),
-        show_special: false,
-        echo: false,
-    }
+    GenerateRequest::new("1", Prompt::conversation(json!([])))
 }

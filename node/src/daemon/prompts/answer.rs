@@ -92,7 +92,6 @@ async fn stretch(
                 full = true;
                 continue;
             }
-            Err(trouble) if !lines.is_closed() && task.looks_again(&trouble).await => continue,
             prepared => prepared?,
         };
         full = match task.look(planned, ask, said, looks, &mut waiting, lines).await? {

@@ -2,9 +2,10 @@
 //!
 //! For the peer the conductor did all layers, by itself or with stages that it signed for on its own. So its bill is [`Work`] over the
 //! whole model; in place of a chain's head stands a digest of the tokens that it said. The peer has these and counts them. The prompt it
-//! cannot encode without the vocabulary: it takes the conductor's count up to what such a text may have ([`most_prompt_tokens`]).
+//! cannot encode without the vocabulary: it takes the count that the conductor reports with the answer, up to what such a text may have
+//! ([`most_prompt_tokens`]).
 //!
-//! Limits: an answer that is broken off is not billed, by either side.
+//! Limits: what was broken off, has not a token or is known to be wrong is neither billed nor signed for.
 
 use p2p::{
     Identity,
@@ -12,8 +13,8 @@ use p2p::{
 };
 use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 
-/// Tokens that a chat template may add to a conversation: the longest default system prompts have about a thousand.
-const TEMPLATE_TOKENS: usize = 4_096;
+/// Tokens that a chat template may add to a conversation: default system prompts have some hundreds.
+const TEMPLATE_TOKENS: usize = 1_024;
 
 /// An answer of one node to another.
 #[derive(Clone, Copy, Debug)]
@@ -66,11 +67,12 @@ impl Answered<'_> {
         work.offer(conductor).ok()
     }
 
-    /// The peer's receipt for `bill`, where that is no more than what it got for a prompt of at most `most_prompt_tokens`.
+    /// The peer's receipt for `bill`, where that says what it got for a prompt that was reported to have `prompt_tokens`, and may have
+    /// `most` of them.
     pub(super) fn receipt(
         &self,
         bill: &[u8],
-        most_prompt_tokens: usize,
+        (prompt_tokens, most): (u32, usize),
         requester: &Identity,
         now_unix_s: u32,
     ) -> Option<Box<[u8; Receipt::LEN]>> {
@@ -79,7 +81,8 @@ impl Answered<'_> {
             && work.requester == self.requester
             && work.model == self.model
             && Some(work.layers) == LayerRange::new(0, self.num_layers)
-            && work.prefill_tokens as usize <= most_prompt_tokens.saturating_add(self.known)
+            && work.prefill_tokens as usize == (prompt_tokens as usize).saturating_add(self.known)
+            && prompt_tokens as usize <= most
             && work.decode_tokens as usize == self.said.len()
             && work.head == self.head()
             && work.grant.is_current(now_unix_s);
@@ -119,16 +122,19 @@ mod tests {
         let bill = |answered: Answered<'_>, prompt| {
             answered.bill(prompt, &conductor, ([9; 16], NOW)).expect("within all bounds")
         };
-        let sign = |bill: &[u8], now| answered.receipt(bill, most_prompt_tokens(40), &requester, now);
-        let receipt = sign(&bill(answered, 30), NOW + 5).unwrap();
+        let sign = |bill: &[u8], prompt: u32, now| {
+            answered.receipt(bill, (prompt, most_prompt_tokens(40)), &requester, now)
+        };
+        let receipt = sign(&bill(answered, 30), 30, NOW + 5).unwrap();
         let work = *Receipt::open(&*receipt).unwrap().work();
         assert_eq!((work.prefill_tokens, work.decode_tokens, work.layers.len()), (32, 3, 28));
 
         let most = most_prompt_tokens(40) as u32;
         assert_eq!(most as usize, 40 + TEMPLATE_TOKENS);
-        assert!(sign(&bill(answered, most), NOW).is_some());
+        assert!(sign(&bill(answered, most), most, NOW).is_some());
+        assert!(sign(&bill(answered, most + 1), most + 1, NOW).is_none(), "no such text has so many");
         let wrong = [
-            bill(answered, most + 1),
+            bill(answered, 31),
             bill(Answered { said: &[5, 6, 7, 8], ..answered }, 30),
             bill(Answered { said: &[5, 6, 8], ..answered }, 30),
             bill(Answered { num_layers: 29, ..answered }, 30),
@@ -136,12 +142,15 @@ mod tests {
             bill(Answered { requester: other.node(), ..answered }, 30),
         ];
         for (which, bill) in wrong.iter().enumerate() {
-            assert!(sign(bill, NOW).is_none(), "bill {which}");
+            assert!(sign(bill, 30, NOW).is_none(), "bill {which}");
         }
         let mut changed = bill(answered, 30);
         changed[100] ^= 1;
-        assert!(sign(&changed, NOW).is_none());
-        assert!(sign(&bill(answered, 30), NOW + 2 * 86_400).is_none(), "a bill of the day before yesterday");
+        assert!(sign(&changed, 30, NOW).is_none());
+        assert!(
+            sign(&bill(answered, 30), 30, NOW + 2 * 86_400).is_none(),
+            "a bill of the day before yesterday"
+        );
         assert!(answered.bill(30, &other, ([9; 16], NOW)).is_none(), "it is its own work that a node bills");
     }
 }

@@ -1,6 +1,6 @@
 //! Which peers could answer a prompt of a model that this node cannot begin itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::wire::announce::Offer;
 use scheduler::{ModelId, NodeId};
@@ -24,8 +24,10 @@ pub struct Conductor {
     pub(super) node: NodeId,
     /// The model that was meant, as it is there.
     pub(super) model: ModelId,
-    /// Its layers.
+    /// Its layers, as most that offer it say.
     pub(super) num_layers: u32,
+    /// Positions that it takes.
+    pub(super) context: u32,
 }
 
 impl Router<'_> {
@@ -40,10 +42,14 @@ impl Router<'_> {
             .filter(|(node, _)| trusted(node))
             .filter_map(|(node, facts)| {
                 let offer = facts.offers.iter().find(|offer| self.computes(*node, offer, &model))?;
-                let conductor = Conductor { node: *node, model: offer.model, num_layers: offer.num_layers };
+                let Offer { model, num_layers, context, .. } = *offer;
+                let conductor = Conductor { node: *node, model, num_layers, context };
                 Some((self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), conductor))
             })
             .collect();
+        let layers =
+            agreed_layers(nodes.iter().map(|(_, conductor)| (conductor.model, conductor.num_layers)));
+        nodes.iter_mut().for_each(|(_, conductor)| conductor.num_layers = layers[&conductor.model]);
         nodes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let _ = answer.send(nodes.into_iter().map(|(_, conductor)| conductor).collect());
     }
@@ -55,5 +61,35 @@ impl Router<'_> {
         };
         (offer.name == model || crate::content::hex(offer.model) == model)
             && self.view.swarm.get(node).is_some_and(holds)
+    }
+}
+
+/// How many layers each model has, by the word of its holders: what most say, of equally many the fewest.
+fn agreed_layers(said: impl Iterator<Item = (ModelId, u32)>) -> BTreeMap<ModelId, u32> {
+    let mut counts = BTreeMap::<_, usize>::new();
+    said.for_each(|word| *counts.entry(word).or_default() += 1);
+    let mut agreed = BTreeMap::<_, (usize, u32)>::new();
+    // Fewer layers come first, and stay where more of them have no more voices.
+    for ((model, num_layers), voices) in counts {
+        let best = agreed.entry(model).or_insert((voices, num_layers));
+        if voices > best.0 {
+            *best = (voices, num_layers);
+        }
+    }
+    agreed.into_iter().map(|(model, (_, num_layers))| (model, num_layers)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::ModelId;
+
+    use super::agreed_layers;
+
+    #[test]
+    fn layers_are_what_most_holders_say() {
+        let [one, other] = [1, 2].map(|n| ModelId::new([n; 32]));
+        let said = [(one, 28), (other, 1_024), (one, 1), (one, 28), (other, 4)];
+        let agreed = agreed_layers(said.into_iter());
+        assert_eq!((agreed[&one], agreed[&other]), (28, 4));
     }
 }

@@ -54,6 +54,8 @@ struct Answer {
     began: Instant,
     heard: Instant,
     ids: Vec<u32>,
+    /// Whether a vector or a score came.
+    pooled: bool,
     text: String,
     ttft_ms: f64,
     /// Who stopped in the middle and how long nothing came, ms.
@@ -114,7 +116,7 @@ impl PromptTask {
             return Err(Trouble::invalid(field, why));
         }
         let trusted = trusted(&ask)?;
-        let peers = loop {
+        let mut peers = loop {
             let (answer, answered) = oneshot::channel();
             let question = ConductorQuestion { model: model.clone(), trusted: trusted.clone(), answer };
             self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
@@ -122,12 +124,14 @@ impl PromptTask {
             if !peers.is_empty() {
                 break peers;
             }
-            let why = format!("no node here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
-            let trouble = Trouble::kind(RefusalKind::Unavailable, why);
-            if lines.is_closed() || !self.looks_again(&trouble).await {
-                return Err(trouble);
+            if lines.is_closed() || !self.looks_again().await {
+                let why = format!("no node here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
+                return Err(Trouble::kind(RefusalKind::Unavailable, why));
             }
         };
+        // What this node knows itself counts.
+        let known = peers.iter_mut().filter(|peer| peer.model == ready.model && ready.num_layers > 0);
+        known.for_each(|peer| peer.num_layers = ready.num_layers);
         let (report, receipt) = self.delegate(&ask, said.ids, peers, lines).await?;
         let session = SessionId::new(random()?);
         let receipts = receipt.into_iter().collect();
@@ -152,6 +156,7 @@ impl PromptTask {
             began: now,
             heard: now,
             ids: said,
+            pooled: false,
             text: String::new(),
             ttft_ms: 0.0,
             faults: Vec::new(),
@@ -169,7 +174,12 @@ impl PromptTask {
             match self.ask_conductor(ask, peer, &mut answer, lines).await {
                 Ok(Event::Done { report, .. }) => {
                     let ending: Ending = serde_json::from_str(&report).unwrap_or_default();
-                    let receipt = self.sign(ask, peer, (&answer.ids, known), &ending);
+                    let receipt = self.sign(ask, peer, (&answer, known), &ending);
+                    if let Some(token) = ending.integrity {
+                        let message = "a node was caught lying after tokens that followed from it were shown; run it again";
+                        let (node, message) = (conductor.clone(), message.to_owned());
+                        let _ = lines.send(PromptEvent::Integrity { token, node, message }).await;
+                    }
                     return Ok((done(answer, ask, conductor, ending), receipt));
                 }
                 // It said why it will not: the next one may be able to.
@@ -182,20 +192,23 @@ impl PromptTask {
         Err(reason)
     }
 
-    /// Signs for the answer `ids`, of which the first `known` were there before, what `peer` bills for it, and tells it.
+    /// Signs what `peer` bills for `answer`, of whose tokens the first `known` were there before, and tells it.
     fn sign(
         &self,
         ask: &PromptRequest,
         peer: Conductor,
-        (ids, known): (&[u32], usize),
+        (answer, known): (&Answer, usize),
         ending: &Ending,
     ) -> Option<[u8; Receipt::LEN]> {
-        let Conductor { node, model, num_layers } = peer;
+        let Conductor { node, model, num_layers, .. } = peer;
+        let said = answer.ids.get(known..)?;
+        if !ending.is_sound() || (said.is_empty() && !answer.pooled) {
+            return None;
+        }
         let bill = HEXLOWER.decode(ending.bill.as_bytes()).ok()?;
-        let said = ids.get(known..)?;
         let answered = Answered { conductor: node, requester: self.node.me, model, num_layers, known, said };
-        let most = most_prompt_tokens(text_bytes(ask));
-        let receipt = answered.receipt(&bill, most, &self.node.identity, clock::receipt_s())?;
+        let prompt = (ending.prompt_tokens, most_prompt_tokens(text_bytes(ask)));
+        let receipt = answered.receipt(&bill, prompt, &self.node.identity, clock::receipt_s())?;
         let (network, signed) = (self.node.network.clone(), receipt.clone());
         tokio::spawn(async move { network.ask(node, &Ask::Receipt(signed), ASKING).await.map(drop) });
         Some(*receipt)
@@ -214,8 +227,11 @@ impl PromptTask {
         let mut stream = self.node.network.open(peer.node, Plane::Delegate).await?;
         let (prefix, body) = request(ask, peer.model, answer.ids.clone()).encode();
         stream.send(&prefix, &body).await?;
+        // One token comes whatever was asked.
+        let most = (ask.length.max_tokens.min(peer.context) as usize).max(answer.ids.len()) + 1;
         loop {
             match timeout(SILENCE, event(&mut stream)).await.unwrap_or(Err(HopError::Timeout))? {
+                Event::Token { .. } if answer.ids.len() >= most => return Err(HopError::Corrupt),
                 Event::Token { id, text } => {
                     if answer.ids.is_empty() {
                         answer.ttft_ms = answer.began.elapsed().as_secs_f64() * 1e3;
@@ -231,6 +247,7 @@ impl PromptTask {
                     }
                 }
                 Event::Pooled { values } => {
+                    answer.pooled = true;
                     if lines.send(PromptEvent::Pooled { values }).await.is_err() {
                         return Ok(Event::Failed { reason: "the client is gone".into() });
                     }
@@ -442,8 +459,17 @@ struct Ending {
     rest: String,
     stages: Vec<StageReport>,
     prompt_tokens: u32,
+    /// The first token that followed from a lie of a node that computed it.
+    integrity: Option<u32>,
     /// What the peer is asked to sign, in hex; see [`super::bill`].
     bill: String,
+}
+
+impl Ending {
+    /// Whether the answer came to its end, and nothing is known against it.
+    fn is_sound(&self) -> bool {
+        matches!(self.finish_reason, FinishReason::Stop | FinishReason::Length) && self.integrity.is_none()
+    }
 }
 
 /// An event as the peer that asked hears it; `pools` says that it asked for a vector or a score, which cannot be taken back, `bill` what
@@ -467,13 +493,18 @@ fn to_event(event: PromptEvent, pools: bool, bill: impl FnOnce(u32) -> Option<Ve
         }
         PromptEvent::Done(report) => {
             let timing = report.timing.unwrap_or_default();
-            let ending = Ending {
+            let mut ending = Ending {
                 finish_reason: report.finish_reason,
                 rest: report.rest,
                 stages: timing.stages,
                 prompt_tokens: timing.prompt_tokens,
-                bill: bill(timing.prompt_tokens).map_or_else(String::new, |bill| HEXLOWER.encode(&bill)),
+                integrity: report.conducted.and_then(|own| own.checks.integrity),
+                bill: String::new(),
             };
+            if ending.is_sound() {
+                ending.bill =
+                    bill(timing.prompt_tokens).map_or_else(String::new, |bill| HEXLOWER.encode(&bill));
+            }
             Some(Event::Done { finish: 0, report: serde_json::to_string(&ending).unwrap_or_default() })
         }
         _ => None,

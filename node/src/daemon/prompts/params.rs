@@ -30,11 +30,6 @@ impl Trouble {
         self.0.kind == Some(RefusalKind::Busy)
     }
 
-    /// Whether no node that is known does it.
-    pub(super) fn finds_none(&self) -> bool {
-        self.0.kind == Some(RefusalKind::Unavailable)
-    }
-
     /// A field has a value that cannot be meant.
     pub(super) fn invalid(field: &str, why: impl Into<String>) -> Self {
         Self(Refusal { field: Some(field.to_owned()), ..Refusal::kind(RefusalKind::Invalid, why) })

@@ -134,8 +134,8 @@ impl PromptTask {
     }
 
     /// Whether it is worth to look for nodes once more, after a moment: the first peers of this node may still be on their way.
-    pub(super) async fn looks_again(&self, trouble: &Trouble) -> bool {
-        let looks = trouble.finds_none() && self.node.peers_by.is_some_and(|by| Instant::now() < by);
+    pub(super) async fn looks_again(&self) -> bool {
+        let looks = self.prove.is_none() && self.node.peers_by.is_some_and(|by| Instant::now() < by);
         if looks {
             tokio::time::sleep(LOOK).await;
         }
@@ -145,14 +145,7 @@ impl PromptTask {
     /// Says what answering it would take.
     pub async fn plan(self, ask: PromptRequest, lines: mpsc::Sender<Line>) {
         let me = format!("{:?}", self.node.me);
-        let task = self.about(&ask.model);
-        let planned = loop {
-            match task.prepare(&ask, &Said::default(), false).await {
-                Err(trouble) if !lines.is_closed() && task.looks_again(&trouble).await => {}
-                planned => break planned,
-            }
-        };
-        let line = match planned {
+        let line = match self.about(&ask.model).prepare(&ask, &Said::default(), false).await {
             Ok(planned) => {
                 let plan = prediction(&planned.routed, planned.known.prompt as u32, planned.wire);
                 PlanReport { plan, me, end: true }.into()
@@ -241,37 +234,42 @@ impl PromptTask {
         let fixed = said.rounding.as_deref().or(cuts.as_deref());
         let recall = |memory: &Recollections| memory.recall(ready.model, ids, ask.kind, (wire, fixed));
         let recalled = memory.map(recall).unwrap_or_default();
-        let (answer, answered) = oneshot::channel();
-        let lacking = self.feedback.lacking(ready.model, ask.kind);
-        let beside = match lacking.len() {
-            0 => String::new(),
-            count => {
-                format!("; {count} nodes do not compute sessions of {}: choose dense, and f16", ask.kind)
+        let routed = loop {
+            let (answer, answered) = oneshot::channel();
+            let lacking = self.feedback.lacking(ready.model, ask.kind);
+            let beside = match lacking.len() {
+                0 => String::new(),
+                count => {
+                    format!("; {count} nodes do not compute sessions of {}: choose dense, and f16", ask.kind)
+                }
+            };
+            let question = RouteQuestion {
+                session,
+                model: ready.model,
+                shape,
+                mode: ask.mode,
+                ends: Boomerang { head: ask.ends.head.max(1), tail: ask.ends.tail.max(1) },
+                trusted: trusted.clone(),
+                may_stay_home: ask.leeway.may_stay_home,
+                exact: ask.verify == Verify::Strict,
+                lacking,
+                shadow: ask.shadow,
+                prove: self.prove,
+                former: recalled.former(&self.local.shares),
+                commit,
+                answer,
+            };
+            let stopped = || "the node is stopping".to_owned();
+            self.routes.send(question).await.map_err(|_| stopped())?;
+            match answered.await.map_err(|_| stopped())? {
+                Ok(routed) => break routed,
+                Err(NoWay::Full(why)) => return Err(Trouble::kind(RefusalKind::Busy, why)),
+                Err(NoWay::None(_)) if ask.mode != Mode::Local && self.looks_again().await => {}
+                Err(NoWay::None(why)) => {
+                    return Err(Trouble::kind(RefusalKind::Unavailable, format!("{why}{beside}")));
+                }
             }
         };
-        let question = RouteQuestion {
-            session,
-            model: ready.model,
-            shape,
-            mode: ask.mode,
-            ends: Boomerang { head: ask.ends.head.max(1), tail: ask.ends.tail.max(1) },
-            trusted,
-            may_stay_home: ask.leeway.may_stay_home,
-            exact: ask.verify == Verify::Strict,
-            lacking,
-            shadow: ask.shadow,
-            prove: self.prove,
-            former: recalled.former(&self.local.shares),
-            commit,
-            answer,
-        };
-        let stopped = || "the node is stopping".to_owned();
-        self.routes.send(question).await.map_err(|_| stopped())?;
-        let routed = answered.await.map_err(|_| stopped())?;
-        let routed = routed.map_err(|why| match why {
-            NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
-            NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, format!("{why}{beside}")),
-        })?;
         Ok(Planned { session, known, reasoning, wire, cuts, sampling, max_tokens, goes_on, routed, recalled })
     }
 

@@ -19,7 +19,7 @@
 //! others hold, too, and when they are gone another one takes the memory.
 //!
 //! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; a model that
-//! came over the network stays as it came; the room for each model is told as if the others were not held.
+//! came over the network stays as it came; the rooms of four models are told, and memory that is free is in each of them.
 
 use std::collections::BTreeMap;
 

@@ -114,6 +114,7 @@ impl Daemon {
             layers: LayersStatus {
                 num_layers: ready.num_layers,
                 loaded: spans(&held.loaded),
+                ends: ready.has_ends(),
                 serving: spans(&held.served),
                 offered: spans(&self.serving.offered(held)),
             },

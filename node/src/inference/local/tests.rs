@@ -59,23 +59,7 @@ fn direct(model: &Model, ids: &[u32]) -> Vec<f32> {
 }
 
 fn asks(prompt: Prompt) -> GenerateRequest {
-    GenerateRequest {
-        id: "test".into(),
-        model: None,
-        prompt,
-        sampling: Sampling::default(),
-        seed: Some(1),
-        max_tokens: Some(1),
-        stop: Vec::new(),
-        logprobs: None,
-        format: api::inference::Format::Text,
-        mode: None,
-        guard: Default::default(),
-        wire: Default::default(),
-        session: Default::default(),
-        show_special: false,
-        echo: false,
-    }
+    GenerateRequest { seed: Some(1), max_tokens: Some(1), ..GenerateRequest::new("test", prompt) }
 }
 
 fn value(metrics: &[Metric], name: &str) -> f64 {

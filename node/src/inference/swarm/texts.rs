@@ -10,7 +10,7 @@ use std::sync::Arc;
 use api::{
     choice::{Draft, Mode, Wire, WireChoice},
     inference::{
-        EmbedRequest, Embeddings, Failure, Format, GenerateRequest, Prompt, Ranking, RerankRequest, Sampling,
+        EmbedRequest, Embeddings, Failure, GenerateRequest, Prompt, Ranking, RerankRequest, Sampling,
     },
 };
 use futures::{StreamExt, TryStreamExt, stream};
@@ -103,21 +103,12 @@ async fn one(
     pooling: PoolingRequest,
 ) -> Result<(Vec<f32>, usize), Failure> {
     let request = GenerateRequest {
-        id: String::new(),
         model,
-        prompt: text,
         sampling: Sampling { draft: Some(Draft::Off), ..Sampling::default() },
-        seed: None,
         max_tokens: Some(1),
-        stop: Vec::new(),
-        logprobs: None,
-        format: Format::Text,
         mode,
-        guard: Default::default(),
         wire: WireChoice { wire: Some(Wire::Raw), ..WireChoice::default() },
-        session: Default::default(),
-        show_special: false,
-        echo: false,
+        ..GenerateRequest::new("", text)
     };
     let view = shared.board.view()?;
     let mut ask = question(shared, &view, &request)?;

@@ -12,7 +12,8 @@
 //!   the head of the stage it follows, and one comparison covers the whole prefix.
 //! * [`Commit`]: every [`EVERY`] positions the stage signs its head. Together with leaves it binds the stage to every
 //!   output it gave.
-//! * [`Receipt`]: at the end the stage signs what it did and the requester signs that it got it.
+//! * [`Receipt`]: at the end the stage signs what it did and the requester signs that it got it. A node that conducted a whole prompt
+//!   for a peer does so too, as a stage of all layers; in place of a head it has a digest of the tokens that it said.
 //! * [`FraudProof`]: a commitment, its leaves and the inputs of a position. A node that holds the layers computes the
 //!   output again; under the profile `d1` another digest is a lie. [`Equivocation`]: two commitments that cannot both
 //!   be true. Both verify offline and need no trust in who shows them.
