@@ -94,7 +94,7 @@ export class Replay {
     this.go(this.at, false);
   }
 
-  /** Reads the last answers; called when the page is turned to, and when an answer has ended. The one that is shown stays. */
+  /** Reads the last answers; called when the page is turned to, and when an answer has ended. The one that is shown stays, and so does the step. */
   async refresh() {
     try {
       this.answers = list((await json('/swarm/answers')).answers, 64).map(readAnswer).filter((one) => one.steps.length);
@@ -113,18 +113,18 @@ export class Replay {
     if (shown) {
       $('replay-answer').value = shown.session;
       // What was being checked has more to tell now.
-      if (shown.steps.length !== this.answer.steps.length) this.choose(shown);
+      if (shown.steps.length !== this.answer.steps.length) this.choose(shown, this.at);
     }
     // At first the last one that lost a machine: that is worth a look.
     else if (this.answers.length) this.choose(this.answers.find((one) => one.faults) ?? this.answers[0]);
   }
 
-  choose(answer) {
+  choose(answer, at = 0) {
     if (!answer) return;
     this.answer = answer;
     $('replay-answer').value = answer.session;
     this.list();
-    this.go(0, false);
+    this.go(at, false);
   }
 
   tell(step) {
