@@ -390,7 +390,7 @@ mod tests {
         );
         assert_eq!(
             keys(&status["models"][0]).join(" "),
-            "name called id num_layers loaded serving offered resident_bytes unloaded sandboxed landlocked device class \
+            "name called id num_layers loaded ends serving offered resident_bytes unloaded sandboxed landlocked device class \
              decode_ms_per_layer prefill_ms_per_layer visit_ms read_bytes_per_s load_ms experts worker_pid fetching bares"
         );
         assert_eq!(keys(&status["models"][0]["experts"]).join(" "), "here from decode_ms_per_layer missing");
