@@ -336,6 +336,12 @@ impl PromptEvent {
         Self::Token(Token { id, text: text.into(), logprobs: None })
     }
 
+    /// Tokens from `token` on followed from a lie that `node` told, or let pass.
+    pub fn integrity(token: u32, node: String) -> Self {
+        let message = "a peer was caught lying after tokens that followed from it were shown; run it again";
+        Self::Integrity { token, node, message: message.to_owned() }
+    }
+
     /// The report of an answer that is over, as the caller has it; `None` before.
     pub fn done(&self) -> Option<&PromptReport> {
         match self {

@@ -64,13 +64,6 @@ impl GenerateRequest {
     }
 }
 
-impl Prompt {
-    /// A conversation without tools.
-    pub fn conversation(messages: Value) -> Self {
-        Self::Messages { messages, tools: None, extra: serde_json::Map::new() }
-    }
-}
-
 /// What to answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Prompt {
@@ -87,6 +80,13 @@ pub enum Prompt {
     Text(String),
     /// Token ids to continue as they are.
     Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    /// A conversation without tools.
+    pub fn conversation(messages: Value) -> Self {
+        Self::Messages { messages, tools: None, extra: serde_json::Map::new() }
+    }
 }
 
 /// How tokens are chosen, and what drafts them; `None` is the model's own default, or the node's.

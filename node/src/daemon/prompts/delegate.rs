@@ -53,6 +53,8 @@ const ASKING: Duration = Duration::from_secs(10);
 struct Answer {
     began: Instant,
     heard: Instant,
+    /// Bytes of text that the conductor was sent.
+    text_bytes: usize,
     ids: Vec<u32>,
     /// Whether a vector or a score came.
     pooled: bool,
@@ -155,6 +157,7 @@ impl PromptTask {
         let mut answer = Answer {
             began: now,
             heard: now,
+            text_bytes: 0,
             ids: said,
             pooled: false,
             text: String::new(),
@@ -174,11 +177,9 @@ impl PromptTask {
             match self.ask_conductor(ask, peer, &mut answer, lines).await {
                 Ok(Event::Done { report, .. }) => {
                     let ending: Ending = serde_json::from_str(&report).unwrap_or_default();
-                    let receipt = self.sign(ask, peer, (&answer, known), &ending);
+                    let receipt = self.sign(peer, (&answer, known), &ending);
                     if let Some(token) = ending.integrity {
-                        let message = "a node was caught lying after tokens that followed from it were shown; run it again";
-                        let (node, message) = (conductor.clone(), message.to_owned());
-                        let _ = lines.send(PromptEvent::Integrity { token, node, message }).await;
+                        let _ = lines.send(PromptEvent::integrity(token, conductor.clone())).await;
                     }
                     return Ok((done(answer, ask, conductor, ending), receipt));
                 }
@@ -195,7 +196,6 @@ impl PromptTask {
     /// Signs what `peer` bills for `answer`, of whose tokens the first `known` were there before, and tells it.
     fn sign(
         &self,
-        ask: &PromptRequest,
         peer: Conductor,
         (answer, known): (&Answer, usize),
         ending: &Ending,
@@ -207,7 +207,7 @@ impl PromptTask {
         }
         let bill = HEXLOWER.decode(ending.bill.as_bytes()).ok()?;
         let answered = Answered { conductor: node, requester: self.node.me, model, num_layers, known, said };
-        let prompt = (ending.prompt_tokens, most_prompt_tokens(text_bytes(ask)));
+        let prompt = (ending.prompt_tokens, most_prompt_tokens(answer.text_bytes));
         let receipt = answered.receipt(&bill, prompt, &self.node.identity, clock::receipt_s())?;
         let (network, signed) = (self.node.network.clone(), receipt.clone());
         tokio::spawn(async move { network.ask(node, &Ask::Receipt(signed), ASKING).await.map(drop) });
@@ -225,7 +225,10 @@ impl PromptTask {
         // Heard of through others, maybe never met; where it is, the network heard too.
         let _ = self.node.network.connect(&Contact { node: peer.node, addresses: Vec::new() }).await;
         let mut stream = self.node.network.open(peer.node, Plane::Delegate).await?;
-        let (prefix, body) = request(ask, peer.model, answer.ids.clone()).encode();
+        let request = request(ask, peer.model, answer.ids.clone());
+        let query = request.pooling.as_ref().and_then(|pooling| pooling.query.as_ref());
+        answer.text_bytes = request.messages.len() + query.map_or(0, String::len);
+        let (prefix, body) = request.encode();
         stream.send(&prefix, &body).await?;
         // One token comes whatever was asked.
         let most = (ask.length.max_tokens.min(peer.context) as usize).max(answer.ids.len()) + 1;
@@ -363,17 +366,6 @@ fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
     }
 }
 
-/// Bytes of text that a conductor is sent.
-fn text_bytes(ask: &PromptRequest) -> usize {
-    let text = match &ask.prompt {
-        PromptInput::Text(text) => text.len(),
-        PromptInput::Messages(messages) => messages.to_string().len(),
-        PromptInput::Tokens { .. } => 0,
-    };
-    let query = ask.api.pooling.as_ref().and_then(|pooling| pooling.query.as_ref());
-    text + query.map_or(0, String::len)
-}
-
 /// A peer's request as this node would ask it: with its own ends, alone when that is faster.
 fn ask(request: &Request) -> Result<PromptRequest, String> {
     let prompt = match request.form {
@@ -477,28 +469,23 @@ impl Ending {
 fn to_event(event: PromptEvent, pools: bool, bill: impl FnOnce(u32) -> Option<Vec<u8>>) -> Option<Event> {
     match event {
         PromptEvent::Pooled { values } => Some(Event::Pooled { values }),
-        PromptEvent::Done(report)
-            if pools
-                && report
-                    .conducted
-                    .as_ref()
-                    .is_some_and(|conducted| conducted.checks.integrity.is_some()) =>
-        {
-            Some(Event::Failed { reason: "a node that computed it was caught lying".into() })
-        }
         PromptEvent::Failed(refusal) => Some(Event::Failed { reason: refusal.error }),
         PromptEvent::Token(token) => Some(Event::Token { id: token.id, text: token.text }),
-        PromptEvent::Done(report) if report.finish_reason == FinishReason::Failed => {
-            Some(Event::Failed { reason: "the prompt was given up there".into() })
-        }
         PromptEvent::Done(report) => {
+            let integrity = report.conducted.and_then(|own| own.checks.integrity);
+            if pools && integrity.is_some() {
+                return Some(Event::Failed { reason: "a node that computed it was caught lying".into() });
+            }
+            if report.finish_reason == FinishReason::Failed {
+                return Some(Event::Failed { reason: "the prompt was given up there".into() });
+            }
             let timing = report.timing.unwrap_or_default();
             let mut ending = Ending {
                 finish_reason: report.finish_reason,
                 rest: report.rest,
                 stages: timing.stages,
                 prompt_tokens: timing.prompt_tokens,
-                integrity: report.conducted.and_then(|own| own.checks.integrity),
+                integrity,
                 bill: String::new(),
             };
             if ending.is_sound() {

@@ -237,12 +237,7 @@ impl PromptTask {
         let routed = loop {
             let (answer, answered) = oneshot::channel();
             let lacking = self.feedback.lacking(ready.model, ask.kind);
-            let beside = match lacking.len() {
-                0 => String::new(),
-                count => {
-                    format!("; {count} nodes do not compute sessions of {}: choose dense, and f16", ask.kind)
-                }
-            };
+            let lacking_count = lacking.len();
             let question = RouteQuestion {
                 session,
                 model: ready.model,
@@ -265,8 +260,14 @@ impl PromptTask {
                 Ok(routed) => break routed,
                 Err(NoWay::Full(why)) => return Err(Trouble::kind(RefusalKind::Busy, why)),
                 Err(NoWay::None(_)) if ask.mode != Mode::Local && self.looks_again().await => {}
-                Err(NoWay::None(why)) => {
-                    return Err(Trouble::kind(RefusalKind::Unavailable, format!("{why}{beside}")));
+                Err(NoWay::None(mut why)) => {
+                    if lacking_count > 0 {
+                        let kind = ask.kind;
+                        why.push_str(&format!(
+                            "; {lacking_count} nodes do not compute sessions of {kind}: choose dense, and f16"
+                        ));
+                    }
+                    return Err(Trouble::kind(RefusalKind::Unavailable, why));
                 }
             }
         };
@@ -434,13 +435,10 @@ impl PromptTask {
                     let _ = self.finished.send(finished(None)).await;
                     return Ok(Looked::Crowded);
                 }
-                Progress::Integrity { position, node } => PromptEvent::Integrity {
-                    token: (position + told_before).saturating_sub(prompt_tokens),
-                    node: format!("{node:?}"),
-                    message:
-                        "a peer was caught lying after tokens that followed from it were shown; run it again"
-                            .to_owned(),
-                },
+                Progress::Integrity { position, node } => PromptEvent::integrity(
+                    (position + told_before).saturating_sub(prompt_tokens),
+                    format!("{node:?}"),
+                ),
                 // The command line waits for the word of all checks, and so does what cannot be said to be wrong later; a client over HTTP
                 // has its answer.
                 Progress::Answered(_) if !ask.api.over_http || ask.api.pooling.is_some() => continue,
