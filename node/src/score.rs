@@ -357,9 +357,20 @@ mod tests {
         let narrow = with("window:16", &ids).unwrap();
         assert_eq!(narrow.exact_nats, exact.exact_nats);
         assert!(narrow.changed.unwrap().divergence_nats > 0.0);
-        let (eight, four) = (with("dense/q8", &ids).unwrap(), with("dense/q4", &ids).unwrap());
-        let divergence = |score: &Score| score.changed.unwrap().divergence_nats;
-        assert!(0.0 < divergence(&eight) && divergence(&eight) < divergence(&four), "{eight:?} {four:?}");
+        // The first 64 positions are the same in q4: these have to be in front of the others.
+        let longer = Shape { context: 256, ..SHAPE }.to_bytes(quant::by_name("q8_0").unwrap(), 1).unwrap();
+        let longer =
+            crate::model::load_whole(&Arc::new(Gguf::from_bytes(longer).unwrap()), &processor(), 256);
+        let longer = longer.unwrap();
+        let divergences = |kind: &str| {
+            let change = Change { rounding: &Rounding::NONE, kind: kind.parse().unwrap() };
+            let score = Scorer::new(&*longer, change, 8).unwrap().score(None, &ids, &mut |_| {}).unwrap();
+            let (first, later) = score.divergences.split_at(64);
+            [first, later].map(|part| part.iter().sum::<f32>())
+        };
+        let (eight, four) = (divergences("dense/q8"), divergences("dense/q4"));
+        assert!(eight[0] > 0.0 && four[0] == 0.0, "{eight:?} {four:?}");
+        assert!(0.0 < eight[1] && eight[1] < four[1], "{eight:?} {four:?}");
         // A window as wide as the text hides nothing.
         assert_eq!(with("window:64", &ids).unwrap().changed.unwrap().divergence_nats, 0.0);
         assert_eq!(narrow.buckets.len(), 1);

@@ -6,7 +6,7 @@
 //! ```text
 //!   f16    16 bits for each value
 //!   q8     8 bits for each value, and one f16 scale for 32 of them
-//!   q4     4 bits for each value, and one f16 scale for 32 of them
+//!   q4     4 bits for each value, and one f16 scale for 32 of them; the first 64 positions as f16
 //! ```
 //!
 //! Written, a kind is its attention, and behind a slash the form of its cache if that is not `f16`: `window:64/q8`.
@@ -49,6 +49,14 @@ impl CacheType {
             Self::F16 => 64,
             Self::Q8 => 34,
             Self::Q4 => 18,
+        }
+    }
+
+    /// How many positions at the beginning of a session are kept as f16 whatever its form: every row looks at them.
+    pub fn exact_positions(self) -> usize {
+        match self {
+            Self::F16 | Self::Q8 => 0,
+            Self::Q4 => 64,
         }
     }
 }

@@ -34,7 +34,8 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
     let KvShape { kv_heads, head_dim, .. } = shape;
     let all = start + n;
     let (k, v) = (values(all * kv_heads * head_dim), values(all * kv_heads * head_dim));
-    let mut pages: Vec<KvQuarter> = (0..all.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
+    let mut pages: Vec<KvQuarter> =
+        (0..all.div_ceil(QUARTER)).map(|quarter| new_quarter(shape, quarter, 0)).collect();
     attention::store_kv(cpu, &mut pages, shape, &k, &v, 0);
     let q = values(n * heads * head_dim);
     let mut out = vec![0.0; q.len()];

@@ -302,7 +302,8 @@ fn delta_net_of(cpu: &Arc<Cpu>, shape: DeltaShape) -> String {
 /// The same rows with one key for six heads, whose end is the value.
 fn attention_latent(cpu: &Arc<Cpu>) -> String {
     let (shape, heads, start, n) = (KvShape { latent: Some(40), ..KvShape::new(1, 56) }, 6, 597, 3);
-    let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
+    let mut pages: Vec<_> =
+        (0..600usize.div_ceil(QUARTER)).map(|quarter| new_quarter(shape, quarter, 0)).collect();
     let k = normals(14, (start + n) * shape.head_dim, 1.0);
     attention::store_kv(cpu, &mut pages, shape, &k, &[], 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);
@@ -337,7 +338,8 @@ fn attention(
 ) -> String {
     let (shape, heads, start, n) = (KvShape { cache, ..KvShape::new(2, 48) }, 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
-    let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
+    let mut pages: Vec<_> =
+        (0..600usize.div_ceil(QUARTER)).map(|quarter| new_quarter(shape, quarter, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
     attention::store_kv(cpu, &mut pages, shape, &k, &v, 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);

@@ -70,7 +70,8 @@ pub fn attention(cpu: &Cpu, session: SessionKind, positions: usize, runs: usize)
     let mut rows =
         || (0..positions * width).map(|_| random.below(4096) as f32 / 2048.0 - 1.0).collect::<Vec<_>>();
     let (q, k, v, mut out) = (rows(), rows(), rows(), vec![0.0; positions * width]);
-    let mut pages: Vec<KvQuarter> = (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
+    let mut pages: Vec<KvQuarter> =
+        (0..positions.div_ceil(QUARTER)).map(|quarter| new_quarter(shape, quarter, 0)).collect();
     attention::store_kv(cpu, &mut pages, shape, &k, &v, 0);
     let (window, rule) = match kind {
         AttentionKind::Dense => (None, None),

@@ -219,8 +219,9 @@ pub(super) fn shrunk(
     shares: Option<[u32; 2]>,
     kind: SessionKind,
 ) -> u64 {
-    let whole = costs.session_bytes(range, positions, kind.attention);
-    let constant = costs.state_bytes(range, 0);
+    let of = |positions: u64| costs.session_bytes(range, positions, kind.attention);
+    let whole = of(positions);
+    let constant = costs.state_bytes(range, 0).max(of(positions.min(kind.cache.exact_positions() as u64)));
     let share = match (kind.cache, shares) {
         (CacheType::F16, _) | (_, None) => return whole,
         (CacheType::Q8, Some(shares)) => shares[0],

@@ -90,7 +90,7 @@ impl Kind {
     /// Bytes that each further position costs, pages aside.
     pub fn position_bytes(self) -> usize {
         match self {
-            Self::Paged(shape) | Self::Beside { kv: shape, .. } => shape.position_len() * size_of::<u16>(),
+            Self::Paged(shape) | Self::Beside { kv: shape, .. } => Paged::position_bytes(shape),
             Self::Recurrent { .. } | Self::Nothing => 0,
         }
     }

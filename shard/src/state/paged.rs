@@ -10,6 +10,9 @@
 //! len x { kv_heads x { blocks of the key x { codes, scale f16 }, those of the value } }         for q8 and q4
 //! ```
 //!
+//! the first 64 positions of `q4` as those of f16. What quarters of `q4` are relative to follows from the positions before them, and a snapshot
+//! does not hold it.
+//!
 //! A session with sparse attention has landmarks beside its pages ([`crate::kernels::attention::landmarks`]). They follow from the
 //! pages, so a snapshot does not hold them: what restores it computes them again, with the same bits. Those of blocks that
 //! are no longer whole after going back are overwritten before they are read.
@@ -32,7 +35,7 @@ use crate::{
         Cpu, Far, KvQuarter, KvShape, QUARTER,
         attention::{
             landmarks::{self, landmark_len},
-            small::Layout,
+            small::{Layout, reference},
         },
         new_quarter, quarter_len,
     },
@@ -101,7 +104,14 @@ impl Paged {
 
     /// Bytes of `positions` positions, whole quarters of pages.
     pub fn bytes_for(shape: KvShape, positions: usize) -> usize {
-        positions.div_ceil(QUARTER) * quarter_len(shape) * size_of::<u16>()
+        let quarters = positions.div_ceil(QUARTER);
+        let first = if quarters > 0 { quarter_len(shape.in_quarter(0)) } else { 0 };
+        (first + quarters.saturating_sub(1) * quarter_len(shape)) * size_of::<u16>()
+    }
+
+    /// Bytes that each further position takes.
+    pub fn position_bytes(shape: KvShape) -> usize {
+        (quarter_len(shape) * size_of::<u16>()).div_ceil(QUARTER)
     }
 
     /// The heads of the pages, and their form.
@@ -119,7 +129,7 @@ impl Paged {
         &mut self.pages
     }
 
-    /// Where the key and then the value of position `at` of a quarter are, and which of it are f16 numbers.
+    /// Where the key and then the value of position `at` of a quarter of `shape` are, and which of it are f16 numbers.
     fn each_place(shape: KvShape, at: usize, mut visit: impl FnMut(usize, bool)) {
         match shape.cache {
             CacheType::F16 => Self::whole_places(shape, at).for_each(|place| visit(place, true)),
@@ -176,12 +186,13 @@ impl LayerState for Paged {
 
     fn bytes(&self) -> usize {
         let landmarks = self.sparse.as_ref().map_or(0, |sparse| sparse.landmarks.len());
-        (self.pages.len() * quarter_len(self.shape) + landmarks) * size_of::<u16>()
+        let pages: usize = self.pages.iter().map(|page| page.len()).sum();
+        (pages + landmarks) * size_of::<u16>()
     }
 
     fn reserve(&mut self, positions: usize) {
         while self.pages.len() < positions.div_ceil(QUARTER) {
-            self.pages.push(new_quarter(self.shape, 0));
+            self.pages.push(new_quarter(self.shape, self.pages.len(), 0));
         }
         if let Some(sparse) = &mut self.sparse {
             let len = SparseLayer::len(sparse.rule, self.shape, positions);
@@ -202,8 +213,7 @@ impl LayerState for Paged {
     }
 
     fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
-        let bytes = quarter_len(self.shape) * size_of::<u16>();
-        self.pages.iter().for_each(|page| part(page.as_ptr().addr(), bytes));
+        self.pages.iter().for_each(|page| part(page.as_ptr().addr(), page.len() * size_of::<u16>()));
         if let Some(SparseLayer { landmarks, .. }) = self.sparse.as_ref().filter(|s| !s.landmarks.is_empty())
         {
             part(landmarks.as_ptr().addr(), landmarks.len() * size_of::<u16>());
@@ -220,13 +230,17 @@ impl LayerState for Paged {
     fn advance(&mut self, _len: usize) {}
 
     fn snapshot_len(&self, len: usize) -> usize {
-        len * self.shape.position_len() * size_of::<u16>()
+        let first = len.min(QUARTER);
+        let units =
+            first * self.shape.in_quarter(0).position_len() + (len - first) * self.shape.position_len();
+        units * size_of::<u16>()
     }
 
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
         for position in 0..len {
-            let page = &self.pages[position / QUARTER];
-            Self::each_place(self.shape, position % QUARTER, |index, _| {
+            let quarter = position / QUARTER;
+            let page = &self.pages[quarter];
+            Self::each_place(self.shape.in_quarter(quarter), position % QUARTER, |index, _| {
                 out.extend(page[index].to_le_bytes())
             });
         }
@@ -236,8 +250,10 @@ impl LayerState for Paged {
     fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()> {
         let mut values = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
         for position in 0..len {
-            let (page, mut finite) = (Arc::make_mut(&mut self.pages[position / QUARTER]), true);
-            Self::each_place(self.shape, position % QUARTER, |index, number| {
+            let (quarter, at) = (position / QUARTER, position % QUARTER);
+            reference::begin(&mut self.pages, self.shape, quarter, at);
+            let (page, mut finite) = (Arc::make_mut(&mut self.pages[quarter]), true);
+            Self::each_place(self.shape.in_quarter(quarter), at, |index, number| {
                 let bits = values.next().unwrap_or_default();
                 finite &= !number || bits & 0x7c00 != 0x7c00;
                 page[index] = bits;
@@ -254,6 +270,7 @@ impl LayerState for Paged {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::attention;
 
     #[test]
     fn places_cover_a_quarter_exactly_once() {
@@ -268,7 +285,48 @@ mod tests {
         ] {
             let mut seen = vec![0; quarter_len(shape)];
             (0..QUARTER).for_each(|at| Paged::each_place(shape, at, |index, _| seen[index] += 1));
-            assert!(seen.iter().all(|&n| n == 1), "{shape:?}");
+            // Behind the positions of `q4` is what they are relative to.
+            let (stored, reference) = seen.split_at(QUARTER * shape.position_len());
+            assert!(stored.iter().all(|&n| n == 1), "{shape:?}");
+            assert!(reference.iter().all(|&n| n == 0), "{shape:?}");
+        }
+    }
+
+    /// What is restored goes on like what was never away, wherever a quarter ends.
+    #[test]
+    fn a_restored_state_stores_what_the_first_one_stores() {
+        let cpu = Cpu::new(crate::kernels::Isa::detect(), crate::kernels::threads::Pool::new(2, false));
+        let row = |i: usize| ((i * 37 % 101) as f32 - 30.0) / 17.0;
+        let rows: Vec<f32> = (0..300 * 2 * 40).map(row).collect();
+        for cache in CacheType::ALL {
+            let shape = KvShape { cache, ..KvShape::new(2, 40) };
+            let store = |state: &mut Paged, range: Range<usize>| {
+                state.reserve(range.end);
+                let rows = &rows[range.start * 80..range.end * 80];
+                attention::store_kv(&cpu, state.pages_mut(), shape, rows, rows, range.start);
+            };
+            for len in [0, 1, 63, 64, 65, 128, 200, 256] {
+                let (mut first, mut second) = (Paged::new(shape, 300), Paged::new(shape, 300));
+                store(&mut first, 0..len);
+                let mut bytes = Vec::new();
+                first.snapshot(len, &mut bytes).unwrap();
+                assert_eq!(bytes.len(), first.snapshot_len(len), "{cache}");
+                second.reserve(len);
+                second.restore(len, &bytes).unwrap();
+                // One goes on at once, the other a row at a time, back and forth.
+                store(&mut first, len..300);
+                for at in len..300 {
+                    store(&mut second, at..at + 1);
+                    if at % 7 == 0 && at > len {
+                        second.rewind(at);
+                        store(&mut second, at..at + 1);
+                    }
+                }
+                assert_eq!(first.bytes(), Paged::bytes_for(shape, 300), "{cache}");
+                for (number, (a, b)) in first.pages.iter().zip(&second.pages).enumerate() {
+                    assert!(a == b, "{cache}: quarter {number} behind {len} positions");
+                }
+            }
         }
     }
 }

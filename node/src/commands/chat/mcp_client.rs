@@ -103,7 +103,9 @@ impl Client {
     fn ask(&mut self, method: &str, params: Value, limit: Duration) -> std::result::Result<Value, String> {
         self.asked += 1;
         let id = self.asked;
-        self.say(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}))?;
+        // A program that has ended may have said why before: that is read first.
+        let unheard =
+            self.say(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})).err();
         let asked = Instant::now();
         loop {
             let stopped = if output::interrupted() {
@@ -118,7 +120,10 @@ impl Client {
             }
             let line = match self.lines.recv_timeout(LOOK) {
                 Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => match &unheard {
+                    Some(why) if asked.elapsed() >= ENDING => return Err(why.clone()),
+                    _ => continue,
+                },
                 Err(RecvTimeoutError::Disconnected) => return Err("its program has ended".into()),
             };
             let Ok(mut message) = serde_json::from_slice::<Value>(&line) else {

@@ -206,7 +206,7 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize, store: Option<StateSto
         row_bytes: if encodes { workspace.bytes().div_ceil(capacity.rows).max(1) } else { 0 },
         capacity,
         workspace,
-        position_bytes: position_bytes(model, CacheType::F16),
+        position_bytes: position_bytes(model),
         waiting: VecDeque::new(),
         sessions: Vec::new(),
         pooling: Pooling::default(),
@@ -242,10 +242,10 @@ pub fn drafter_bytes(model: &Model) -> usize {
 }
 
 /// Bytes that a position of a session costs, with its share of what a session costs anyway.
-fn position_bytes(model: &Model, cache: CacheType) -> usize {
+fn position_bytes(model: &Model) -> usize {
     let positions = model.ctx.min(256);
-    let state = model.executor.state_bytes(model.executor.range(), positions, cache).div_ceil(positions);
-    state + model.draft_head.as_ref().map_or(0, |head| head.position_bytes())
+    let state = model.executor.state_bytes(model.executor.range(), positions, CacheType::F16);
+    state.div_ceil(positions) + model.draft_head.as_ref().map_or(0, |head| head.position_bytes())
 }
 
 struct Batch<'m> {
@@ -355,10 +355,8 @@ impl<'m> Batch<'m> {
             let room = context_shift::room(ask.max_tokens, ask.prompt.len(), ctx, ask.context_shift);
             let (kind, executor) = (ask.kind, &self.model.executor);
             let positions = ask.prompt.len().saturating_add(room).min(ctx);
-            let bytes = match kind.attention.budget() {
-                Some(_) => executor.session_bytes(executor.range(), positions, kind),
-                None => positions * position_bytes(self.model, kind.cache),
-            };
+            let drafted = self.model.draft_head.as_ref().map_or(0, |head| head.position_bytes());
+            let bytes = executor.session_bytes(executor.range(), positions, kind) + positions * drafted;
             if !self.room().has(bytes) || self.sessions.len() == MAX_SESSIONS {
                 return;
             }

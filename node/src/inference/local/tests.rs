@@ -271,7 +271,7 @@ async fn a_request_chooses_what_its_tokens_see() {
         "window:24",
         "sparse:window=16,sinks=2,stride=on,block=16",
         "dense/q8",
-        "window:24/q4",
+        "window:48/q4",
         "h2o:budget=128,sinks=2,window=32",
     ] {
         // The log-probability of the first token, as a session of this kind alone has it.

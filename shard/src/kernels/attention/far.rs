@@ -373,8 +373,9 @@ impl Task<'_> {
     #[inline(always)]
     pub(super) unsafe fn quarter(&self, kv_head: usize, position: usize) -> (*const u16, usize) {
         let quarter = &self.pages[position / QUARTER];
+        let kept = self.shape.in_quarter(position / QUARTER);
         // SAFETY: the quarter has the task's shape, so the head is inside it.
-        let head = unsafe { quarter.as_ptr().add(kv_head * QUARTER * self.shape.head_len()) };
+        let head = unsafe { quarter.as_ptr().add(kv_head * QUARTER * kept.head_len()) };
         (head, position % QUARTER)
     }
 }

@@ -78,7 +78,7 @@ use super::{
     simd::{LANES, Simd},
     vector::{Shared, load_part},
 };
-use small::StoreSmall;
+use small::{StoreSmall, reference};
 
 /// Positions of one page. Part of the numerics (pages are combined in page order): changing it changes every result.
 pub const PAGE: usize = 256;
@@ -133,20 +133,37 @@ impl KvShape {
     pub fn position_len(self) -> usize {
         self.kv_heads * self.head_len()
     }
+
+    /// The heads as quarter number `quarter` of a session holds them: the first of `q4` is kept as f16.
+    pub fn in_quarter(self, quarter: usize) -> Self {
+        let exact = quarter * QUARTER < self.cache.exact_positions();
+        Self { cache: if exact { CacheType::F16 } else { self.cache }, ..self }
+    }
+
+    /// What a quarter stores besides its positions, in units of two bytes: for `q4` the key that its keys are relative to.
+    fn reference_len(self) -> usize {
+        if self.cache == CacheType::Q4 { self.kv_heads * self.head_dim } else { 0 }
+    }
 }
 
 /// [`QUARTER`] positions of one layer, [`quarter_len`] f16 bit patterns, laid out as the module says. New ones are zeros. Sessions that
 /// begin alike share them; one that is written to is copied first, if others have it.
 pub type KvQuarter = Arc<Box<[u16]>>;
 
-/// A quarter of a page of `shape` that is filled with `bits`.
-pub fn new_quarter(shape: KvShape, bits: u16) -> KvQuarter {
-    Arc::new(vec![bits; quarter_len(shape)].into_boxed_slice())
+/// Quarter number `quarter` of a session of `shape`, filled with `bits`.
+pub fn new_quarter(shape: KvShape, quarter: usize, bits: u16) -> KvQuarter {
+    Arc::new(vec![bits; quarter_len(shape.in_quarter(quarter))].into_boxed_slice())
 }
 
-/// Units of two bytes in one quarter of a page of `shape`.
+/// Units of two bytes in one quarter of a page of `shape`, as [`KvShape::in_quarter`] says it.
 pub fn quarter_len(shape: KvShape) -> usize {
-    QUARTER * shape.position_len()
+    QUARTER * shape.position_len() + shape.reference_len()
+}
+
+/// Whether `pages`, the first of which is quarter number `first`, are those of a session of `shape`.
+fn have_shape(pages: &[KvQuarter], first: usize, shape: KvShape) -> bool {
+    let lens = (first..).map(|quarter| quarter_len(shape.in_quarter(quarter)));
+    pages.iter().zip(lens).all(|(page, len)| page.len() == len)
 }
 
 /// The attention of some consecutive query rows of one session and layer.
@@ -226,20 +243,34 @@ pub fn store_kv(cpu: &Cpu, pages: &mut [KvQuarter], shape: KvShape, k: &[f32], v
         return;
     }
     let first = start / QUARTER;
-    let touched = &mut pages[first..end.div_ceil(QUARTER)];
-    assert!(touched.iter().all(|page| page.len() == quarter_len(shape)), "a page has another shape");
-    let count = touched.len();
-    let shared = Shared(touched.as_mut_ptr());
-    let store = |index: usize| {
-        let base = (first + index) * QUARTER;
+    let touched = first..end.div_ceil(QUARTER);
+    assert!(have_shape(&pages[touched.clone()], first, shape), "a page has another shape");
+    // Which rows go into a quarter, and to which of its positions.
+    let rows_of = |quarter: usize| {
+        let base = quarter * QUARTER;
         let (from, to) = (start.max(base), end.min(base + QUARTER));
-        let rows = (from - start) * width..(to - start) * width;
+        ((from - start) * width..(to - start) * width, from - base)
+    };
+    if shape.cache == CacheType::Q4 {
+        // A quarter begins with what the one before it holds.
+        for quarter in touched {
+            let (rows, at) = rows_of(quarter);
+            reference::begin(pages, shape, quarter, at);
+            let page = Arc::make_mut(&mut pages[quarter]);
+            small::store_heads(cpu, page, shape.in_quarter(quarter), (&k[rows.clone()], &v[rows]), at);
+        }
+        return;
+    }
+    let count = touched.len();
+    let shared = Shared(pages[touched].as_mut_ptr());
+    let store = |index: usize| {
+        let (rows, at) = rows_of(first + index);
         // SAFETY: each index is taken by one thread, and the pages outlive the run.
         let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
         let v = if latent { v } else { &v[rows.clone()] };
         match shape.cache {
-            CacheType::F16 => cpu.run(Store { page, shape, k: &k[rows], v, at: from - base }),
-            _ => cpu.run(StoreSmall { page, shape, k: &k[rows], v, at: from - base }),
+            CacheType::F16 => cpu.run(Store { page, shape, k: &k[rows], v, at }),
+            _ => cpu.run(StoreSmall { page, shape, first: 0, reference: &[], k: &k[rows], v, at }),
         }
     };
     if count == 1 {
@@ -351,10 +382,7 @@ impl AttentionJob<'_> {
             assert!(far::places(rule, self.start + n) <= PAGE, "more places than a page has");
         }
         assert!(self.start + n <= self.pages.len() * QUARTER, "the pages end before the queries");
-        assert!(
-            self.pages.iter().all(|page| page.len() == quarter_len(self.shape)),
-            "a page has another shape"
-        );
+        assert!(have_shape(self.pages, 0, self.shape), "a page has another shape");
     }
 }
 

@@ -9,13 +9,16 @@
 //! values   [64][blocks] codes, then [blocks][64] scales
 //! ```
 //!
+//! and for `q4`, behind all heads, the [`reference`] key of each. The first quarter of a session of `q4` is one of f16: what is said first is
+//! looked at most.
+//!
 //! Codes of keys lie as the integer products take them: `[8][16][4]` bytes for `q8`, number `4 v + j` of position `l` at `[v][l][j]`; for
 //! `q4` `[4][16][4]` bytes, number `4 v + j` in the low half of `[v][l][j]` and number `16 + 4 v + j` in the high half. Codes of a value lie
 //! in order; for `q4` number `i` is the low half of byte `i` and number `16 + i` the high half. Codes of `q4` are stored plus 8.
 //!
 //! # What is computed, in this order (profile d1)
-//! *Storing.* A key is rotated first: each block becomes its Walsh-Hadamard transform, sums and differences 16, 8, 4, 2, 1 apart, the
-//! sum in front. Then, of a block, `m` is the largest magnitude, and
+//! *Storing.* From a key of `q4` the reference of its quarter is subtracted. A key is rotated then: each block becomes its Walsh-Hadamard transform,
+//! sums and differences 16, 8, 4, 2, 1 apart, the sum in front. Then, of a block, `m` is the largest magnitude, and
 //! - `q8`: `scale = f16(min(m / 127, 65504))`, `code = round(x * (1 / scale))` within -127 to 127, ties to even;
 //! - `q4`: for each divisor of [`DIVISORS`] in turn `scale = f16(x_m / divisor)` with the first value `x_m` of magnitude `m`,
 //!   `code = round(x * (1 / scale))` within -8 to 7, and the error `sum (x - code * scale)^2`, 16 partial sums by number mod 16, each of them
@@ -26,23 +29,29 @@
 //! scale of NaN.
 //!
 //! *Scores.* A query is rotated as the keys are and rounded block by block as activations are ([`crate::quant::quantize_row`]): codes and an f32 scale `d`. Then
-//! `s = fma(sum of products of codes, (d / 32) * scale, s)` from 0, blocks ascending. The sums are integers, and exact.
+//! `s = fma(sum of products of codes, (d / 32) * scale, s)`, blocks ascending, from 0, and for `q4` from the product of the query itself with the
+//! reference, summed as that with a key of f16 is. The sums of codes are integers, and exact.
 //!
 //! *Values.* `v = code * scale`, which is exact in f32. All else is as for f16.
 //!
 //! Limits: values that are a part of the keys, and sparse attention, have pages of f16.
 
+pub(crate) mod reference;
 #[cfg(test)]
 pub(super) mod tests;
 
 use half::f16;
 use scheduler::session_kind::{CACHE_BLOCK, CacheType};
 
-use super::{F16_MAX, KvShape, QUARTER};
+use super::{F16_MAX, KvShape, QUARTER, Store, task::ROWS};
 use crate::kernels::{
-    Kernel,
+    Cpu, Kernel,
     simd::{LANES, Simd},
+    vector::Shared,
 };
+
+/// Fewest numbers of keys for which waking the threads pays: storing one takes some four times a multiplication's time.
+const PARALLEL: usize = 4_096;
 
 /// What the value of largest magnitude of a block of `q4` may become, in the order in which they are tried.
 const DIVISORS: [f32; 4] = [-8.0, -7.0, 7.0, 8.5];
@@ -231,13 +240,56 @@ unsafe fn put<S: Simd>(x: &[f32; CACHE_BLOCK], four: bool, bytes: *mut u8, to: S
     }
 }
 
-/// Stores rows of keys and values into one quarter from local position `at`.
+/// Stores rows of keys and values of all heads into one quarter from local position `at`; `shape` is as the quarter holds it, and its
+/// reference is there.
+pub(super) fn store_heads(cpu: &Cpu, page: &mut [u16], shape: KvShape, (k, v): (&[f32], &[f32]), at: usize) {
+    if shape.cache == CacheType::F16 {
+        return cpu.run(Store { page, shape, k, v, at });
+    }
+    let (page, references) = page.split_at_mut(reference::begins(shape));
+    let one = QUARTER * shape.head_len();
+    let shared = Shared(page.as_mut_ptr());
+    let store = |head: usize| {
+        // SAFETY: each head is taken by one thread, and the page outlives the run.
+        let page = unsafe { shared.part(head * one..(head + 1) * one) };
+        let reference = &references[head * shape.head_dim..][..shape.head_dim];
+        cpu.run(StoreSmall { page, shape, first: head, reference, k, v, at });
+    };
+    if k.len() < PARALLEL {
+        return (0..shape.kv_heads).for_each(store);
+    }
+    cpu.pool().run(&|worker, workers| (worker..shape.kv_heads).step_by(workers).for_each(store));
+}
+
+/// Stores rows of keys and values of some heads into one quarter from local position `at`.
 pub(super) struct StoreSmall<'a> {
+    /// The heads, one behind the other.
     pub page: &'a mut [u16],
     pub shape: KvShape,
+    /// The first of them.
+    pub first: usize,
+    /// What their keys are relative to; nothing for `q8`.
+    pub reference: &'a [u16],
+    /// Rows of all heads.
     pub k: &'a [f32],
     pub v: &'a [f32],
     pub at: usize,
+}
+
+/// Block `block` of a row of f16, widened and filled up with zeros.
+///
+/// # Safety
+/// The instruction set of `S` is available.
+#[inline(always)]
+unsafe fn widened<S: Simd>(row: &[u16], block: usize) -> [f32; CACHE_BLOCK] {
+    let (mut halves, mut x) = ([0; CACHE_BLOCK], [0.0; CACHE_BLOCK]);
+    let from = row.chunks(CACHE_BLOCK).nth(block).unwrap_or_default();
+    halves[..from.len()].copy_from_slice(from);
+    for at in [0, LANES] {
+        // SAFETY: both hold a vector from there; the caller promises the instruction set.
+        unsafe { S::store(x.as_mut_ptr().add(at), S::load_f16(halves.as_ptr().add(at))) };
+    }
+    x
 }
 
 impl Kernel for StoreSmall<'_> {
@@ -249,10 +301,14 @@ impl Kernel for StoreSmall<'_> {
         let four = layout.four;
         for (head, page) in self.page.chunks_exact_mut(QUARTER * self.shape.head_len()).enumerate() {
             let bytes = page.as_mut_ptr().cast::<u8>();
-            for (i, (k, v)) in self.k.chunks_exact(width).zip(self.v.chunks_exact(width)).enumerate() {
-                let own = head * head_dim..(head + 1) * head_dim;
-                for block in 0..layout.blocks {
+            let own = (self.first + head) * head_dim..(self.first + head + 1) * head_dim;
+            let reference = self.reference.chunks_exact(head_dim).nth(head).unwrap_or_default();
+            for block in 0..layout.blocks {
+                // SAFETY: the caller promises the instruction set.
+                let reference = unsafe { widened::<S>(reference, block) };
+                for (i, (k, v)) in self.k.chunks_exact(width).zip(self.v.chunks_exact(width)).enumerate() {
                     let mut x = block_of(&k[own.clone()], block);
+                    x.iter_mut().zip(reference).for_each(|(x, reference)| *x -= reference);
                     rotate(&mut x);
                     let value = block_of(&v[own.clone()], block);
                     // SAFETY: blocks are inside the head, as the layout says; the caller promises the instruction set.
@@ -276,6 +332,8 @@ pub(super) struct Queries {
     pub scales: *mut f32,
     /// `[rows][blocks]` what the sums of products begin with.
     pub starts: *mut i32,
+    /// q.k with the reference of a quarter, which scores begin with.
+    pub referred: [f32; ROWS],
 }
 
 /// Bytes of working memory of [`Queries`].
@@ -294,7 +352,7 @@ impl Queries {
         // SAFETY: promised by the caller.
         unsafe {
             let scales = memory.add(count * CACHE_BLOCK).cast::<f32>();
-            Self { codes: memory.cast(), scales, starts: scales.add(count).cast() }
+            Self { codes: memory.cast(), scales, starts: scales.add(count).cast(), referred: [0.0; ROWS] }
         }
     }
 }

@@ -196,7 +196,7 @@ const CASES: [Case; 35] = [
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvQuarter> {
     // NaN in place of the zeros of a new page: whatever is read before it is stored would be seen in the results.
-    (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0x7e00)).collect()
+    (0..positions.div_ceil(QUARTER)).map(|quarter| new_quarter(shape, quarter, 0x7e00)).collect()
 }
 
 /// Stores everything at once and computes the rows in chunks.

@@ -7,7 +7,7 @@ use scheduler::CacheType;
 use super::{
     KvShape, PAGE, QUARTER,
     registers::{Source, Stored, Widened, mix, scores},
-    small::{Queries, query_bytes},
+    small::{Layout, Queries, query_bytes},
     task::{Line, ROWS, Task},
 };
 use crate::kernels::{
@@ -207,10 +207,6 @@ impl Work<'_> {
     unsafe fn page<S: Simd>(&mut self, page: usize) {
         let base = page * PAGE;
         let dim = self.task.shape.head_dim;
-        if self.task.shape.cache != CacheType::F16 {
-            // SAFETY: as below.
-            return unsafe { self.small_page::<S>(base) };
-        }
         let seen = inside(&self.union(0, self.count), base);
         // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
         // must not be read past the page.
@@ -219,8 +215,18 @@ impl Work<'_> {
         // positions is inside one quarter; rows and positions are inside the working memory; the caller promises the
         // instruction set.
         unsafe {
+            let mut referred = None;
             for group in seen.start / LANES..seen.end.div_ceil(LANES) {
                 let (keys, at) = self.task.quarter(self.kv_head, base + group * LANES);
+                let quarter = (base + group * LANES) / QUARTER;
+                if self.task.shape.in_quarter(quarter).cache != CacheType::F16 {
+                    if referred.replace(quarter) != Some(quarter) {
+                        self.refer::<S>(quarter);
+                    }
+                    let keys = keys.cast::<u8>().add(Layout::of(self.task.shape).key(at / LANES, 0));
+                    self.small_group::<S>(keys, group, base);
+                    continue;
+                }
                 let keys = keys.add(at * dim);
                 self.ahead::<S>(base, group * LANES, LANES, true);
                 if stored {
@@ -240,7 +246,10 @@ impl Work<'_> {
             while at < seen.end {
                 let run = at..seen.end.min(at + RUN).min((at / QUARTER + 1) * QUARTER);
                 let (keys, first) = self.task.quarter(self.kv_head, base + at);
-                if self.task.shape.latent.is_some() {
+                if self.task.shape.in_quarter((base + at) / QUARTER).cache != CacheType::F16 {
+                    self.widen_small::<S>(keys.cast(), first..first + run.len());
+                    self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
+                } else if self.task.shape.latent.is_some() {
                     self.turn_values::<S>(keys, first..first + run.len());
                     self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
@@ -271,9 +280,9 @@ impl Work<'_> {
             (false, true) => (base + next - PAGE, false),
             (false, false) => (base + next, true),
         };
-        let KvShape { head_dim, latent, .. } = self.task.shape;
+        let KvShape { head_dim, latent, cache, .. } = self.task.shape;
         let seen = position < self.union(0, self.count).end;
-        if self.count > FEW || !seen || !keys && latent.is_some() {
+        if self.count > FEW || !seen || !keys && latent.is_some() || cache != CacheType::F16 {
             return;
         }
         // SAFETY: the quarter exists; a prefetch may name any address, and the caller promises the instruction set.

@@ -326,7 +326,7 @@ mod tests {
             assert!(sinks.is_some() || (sum / rows - 1.0).abs() < 1e-2, "the weights of a row are 1: {sum}");
             on_every_cpu(|cpu, _| {
                 let mut pages: Vec<_> =
-                    (0..all.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0x7e00)).collect();
+                    (0..all.div_ceil(QUARTER)).map(|quarter| new_quarter(shape, quarter, 0x7e00)).collect();
                 store_kv(cpu, &mut pages, shape, &k, &k, 0);
                 let mut usage = vec![0; all * kv_heads];
                 // In two passes, the first of which sees less.
@@ -350,7 +350,7 @@ mod tests {
         let k: Vec<f32> = (0..positions * 32).map(|i| (i / 16) as f32).collect();
         let v: Vec<f32> = k.iter().map(|k| -k).collect();
         let cpu = Cpu::new(crate::kernels::Isa::Scalar, crate::kernels::threads::Pool::new(1, false));
-        let mut pages: Vec<_> = (0..3).map(|_| new_quarter(shape, 0)).collect();
+        let mut pages: Vec<_> = (0..3).map(|quarter| new_quarter(shape, quarter, 0)).collect();
         store_kv(&cpu, &mut pages, shape, &k, &v, 0);
         // The first head uses odd positions less, the second early ones, all of them alike.
         let mut usage: Vec<u32> =

@@ -8,14 +8,14 @@ use scheduler::session_kind::CACHE_BLOCK;
 
 use super::{
     QUARTER,
-    registers::Widened,
-    small::{Layout, block_of, rotate},
-    tile::{RUN, WEIGHTS, Work, inside},
+    small::{Layout, block_of, reference, rotate},
+    tile::{WEIGHTS, Work, inside},
 };
 use crate::kernels::{
     activations::quantize_block,
     math,
     simd::{LANES, Simd},
+    vector::load_part,
 };
 
 impl Work<'_> {
@@ -133,48 +133,52 @@ impl Work<'_> {
         }
     }
 
-    /// Adds the page that begins at `base`, as a page of f16 is added.
+    /// Multiplies the queries of the unit with the reference of a quarter, if it has one.
     #[inline(always)]
-    pub(super) unsafe fn small_page<S: Simd>(&mut self, base: usize) {
-        let layout = Layout::of(self.task.shape);
-        let seen = inside(&self.union(0, self.count), base);
+    pub(super) unsafe fn refer<S: Simd>(&mut self, quarter: usize) {
+        let shape = self.task.shape;
+        let Some(references) = self.task.pages[quarter].get(reference::begins(shape)..) else { return };
+        let Some(reference) = references.chunks_exact(shape.head_dim).nth(self.kv_head) else { return };
+        // SAFETY: rows are inside the working memory; the caller promises the instruction set.
+        unsafe {
+            for row in 0..self.count {
+                let q = self.queries.add(row * self.padded).cast_const();
+                let q = std::slice::from_raw_parts(q, shape.head_dim);
+                let mut sums = S::splat(0.0);
+                for d in (0..shape.head_dim).step_by(LANES) {
+                    let mut halves = [0; LANES];
+                    let part = &reference[d..shape.head_dim.min(d + LANES)];
+                    halves[..part.len()].copy_from_slice(part);
+                    sums = S::fma(load_part::<S>(q, d, 0.0), S::load_f16(halves.as_ptr()), sums);
+                }
+                self.small.referred[row] = S::sum_tree(sums);
+            }
+        }
+    }
+
+    /// Scores of 16 positions of fewer bits, whose keys begin at `keys`, for all pairs that see any of them.
+    #[inline(always)]
+    pub(super) unsafe fn small_group<S: Simd>(&self, keys: *const u8, group: usize, base: usize) {
+        let mut row = 0;
         // SAFETY: as in `page`.
         unsafe {
-            for group in seen.start / LANES..seen.end.div_ceil(LANES) {
-                let (head, at) = self.task.quarter(self.kv_head, base + group * LANES);
-                let keys = head.cast::<u8>().add(layout.key(at / LANES, 0));
-                let mut row = 0;
-                if S::TILE >= 8 {
-                    while row + 8 <= self.count {
-                        self.small_scores::<S, 8>(keys, group, base, row);
-                        row += 8;
-                    }
-                }
-                while row + 4 <= self.count {
-                    self.small_scores::<S, 4>(keys, group, base, row);
-                    row += 4;
-                }
-                while row + 2 <= self.count {
-                    self.small_scores::<S, 2>(keys, group, base, row);
-                    row += 2;
-                }
-                if row < self.count {
-                    self.small_scores::<S, 1>(keys, group, base, row);
+            if S::TILE >= 8 {
+                while row + 8 <= self.count {
+                    self.small_scores::<S, 8>(keys, group, base, row);
+                    row += 8;
                 }
             }
-            for row in 0..self.count {
-                self.weigh::<S>(row, base, seen.clone());
-                self.clear::<S>(row);
+            while row + 4 <= self.count {
+                self.small_scores::<S, 4>(keys, group, base, row);
+                row += 4;
             }
-            let mut at = seen.start;
-            while at < seen.end {
-                let run = at..seen.end.min(at + RUN).min((at / QUARTER + 1) * QUARTER);
-                let (head, first) = self.task.quarter(self.kv_head, base + at);
-                self.widen_small::<S>(head.cast(), first..first + run.len());
-                self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
-                at = run.end;
+            while row + 2 <= self.count {
+                self.small_scores::<S, 2>(keys, group, base, row);
+                row += 2;
             }
-            self.combine_page::<S>(base);
+            if row < self.count {
+                self.small_scores::<S, 1>(keys, group, base, row);
+            }
         }
     }
 
@@ -195,6 +199,9 @@ impl Work<'_> {
         // SAFETY: as in `page`; a block of keys is there whole, whether its positions are written or not.
         unsafe {
             let mut scores = [S::splat(0.0); R];
+            for (r, score) in scores.iter_mut().enumerate() {
+                *score = S::splat(self.small.referred[row + r]);
+            }
             for block in 0..layout.blocks {
                 let keys = keys.add(layout.key(0, block));
                 let at = |r: usize| (row + r) * layout.blocks + block;
@@ -235,7 +242,7 @@ impl Work<'_> {
 
     /// Widens the values of positions `run` of a quarter.
     #[inline(always)]
-    unsafe fn widen_small<S: Simd>(&self, head: *const u8, run: Range<usize>) {
+    pub(super) unsafe fn widen_small<S: Simd>(&self, head: *const u8, run: Range<usize>) {
         let (layout, padded) = (Layout::of(self.task.shape), self.padded_value());
         // SAFETY: as in `page`; scales are read sixteen at a time, and there are 64.
         unsafe {
