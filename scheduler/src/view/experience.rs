@@ -7,6 +7,8 @@
 //! served, for good. One that does not answer is a stranger again for a while, twice as long each time
 //! ([`SwarmView::snub`]). Routes prefer those that were met ([`crate::route::acquainted`]).
 
+use std::collections::BTreeSet;
+
 use super::journal::Change;
 use super::{MAX_NODES, SwarmView};
 use crate::latency::{Ema, SPEED_TAU_MS};
@@ -24,6 +26,8 @@ pub const CLAIM_OF_OWN: f64 = 0.5;
 pub const SNUBBED_MS: u64 = 60_000;
 /// Nodes met, beyond which no stranger is looked up: as many as a swarm's routes ever need.
 pub const MOST_MET: usize = 64;
+/// Nodes of each region that are looked up to tell where this one is: one of them may say wrongly that it is there.
+const LEAST_SEEN: usize = 2;
 /// Doublings of [`SNUBBED_MS`] at most: about an hour.
 const MAX_SNUBS: u32 = 6;
 
@@ -104,10 +108,14 @@ impl SwarmView {
         self.experience.get(&node).is_some_and(Experience::is_met)
     }
 
-    /// A stranger worth meeting: one that holds something and is not snubbed, by a draw that strangers cannot bend; those
-    /// first to which a node that was met says how far it is, because only nodes that are there can be measured. `None`
-    /// where there is none, or where [`MOST_MET`] are met already.
+    /// A node worth meeting, by a draw that strangers cannot bend: one of a region of which this machine has measured few, else a
+    /// stranger that holds something and is not snubbed, unless [`MOST_MET`] are met already. Those come first to which a node that
+    /// was met says how far it is, because only nodes that are there can be measured.
     pub fn introduce(&self, me: NodeId, draw: u64) -> Option<NodeId> {
+        let vouched = self.links.reached(|node| self.is_met(node));
+        if let Some(scout) = self.scout(me, draw, &vouched) {
+            return Some(scout);
+        }
         let met = self.known.keys().filter(|node| self.is_met(**node)).count();
         let stranger = |node: &NodeId| {
             *node != me
@@ -118,10 +126,29 @@ impl SwarmView {
         if met >= MOST_MET {
             return None;
         }
-        let vouched = self.links.reached(|node| self.is_met(node));
         let strangers = self.known.iter().filter(|(node, known)| stranger(node) && holds(known));
         let strangers = strangers.map(|(node, _)| *node);
         strangers.min_by_key(|node| (!vouched.contains(node), drawn(*node, draw)))
+    }
+
+    /// A node of a region in which this machine has measured fewer than [`LEAST_SEEN`]. Far neighbors alone do not tell where a machine
+    /// is: from its mirror image they are as far.
+    fn scout(&self, me: NodeId, draw: u64, vouched: &BTreeSet<NodeId>) -> Option<NodeId> {
+        let region = |node: &NodeId| Some(self.atlas.get(*node).filter(|placed| placed.believed)?.region);
+        let measured = self.links.measured_by(me);
+        let mut seen = vec![0; self.atlas.regions()];
+        for at in measured.iter().filter_map(region) {
+            if let Some(seen) = seen.get_mut(usize::from(at)) {
+                *seen += 1;
+            }
+        }
+        let is_unseen = |node: &&NodeId| {
+            let alone = self.experience.get(node).is_some_and(|known| known.snubbed.1.is_some());
+            let seen = region(node).and_then(|at| seen.get(usize::from(at)));
+            **node != me && !alone && !measured.contains(node) && seen.is_some_and(|seen| *seen < LEAST_SEEN)
+        };
+        let unseen = self.known.keys().filter(is_unseen).copied();
+        unseen.min_by_key(|node| (!vouched.contains(node), drawn(*node, draw)))
     }
 
     /// Ends what was left alone for long enough.

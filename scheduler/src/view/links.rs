@@ -93,6 +93,11 @@ impl MeasuredLinks {
         std::mem::take(&mut self.lost)
     }
 
+    /// The nodes to which `me` measured how far they are.
+    pub fn measured_by(&self, me: NodeId) -> BTreeSet<NodeId> {
+        self.from.get(&me).into_iter().flatten().map(|link| link.0).collect()
+    }
+
     /// From now on [`Self::ways`] of `me` takes the time of what it returns.
     pub fn watch(&mut self, me: NodeId) {
         if !self.to.contains_key(&me) {

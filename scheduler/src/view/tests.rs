@@ -252,6 +252,34 @@ fn strangers_are_shown_in_small_numbers_and_those_that_were_measured_are_met_fir
     assert_eq!(first, [NodeId::numbered(77); 20], "a node that was met has measured it");
 }
 
+/// Twenty nodes on one side and ten on the other; this one has measured nodes of the first only.
+#[test]
+fn a_node_looks_up_some_of_each_region() {
+    let id = NodeId::numbered;
+    let mut view = SwarmView::new(Geography::around(50.0));
+    for node in 1..=30 {
+        view.merge(said(node, 1), Millis(0));
+        let x = if node <= 20 { 0.0 } else { 200.0 };
+        view.place(id(node), Coordinate::new([x + node as f32 / 10.0, 0.0, 0.0], 2.0, 0.1).unwrap());
+        view.meet(id(node));
+    }
+    let me = id(1);
+    (2..=5).for_each(|node| view.measure(me, id(node), 6.0));
+    let across = |view: &SwarmView| {
+        let found: Vec<_> = (0..20).filter_map(|draw| view.introduce(me, draw)).collect();
+        assert!(found.iter().all(|node| (21..=30).any(|far| *node == id(far))), "{found:?}");
+        found
+    };
+    assert!(across(&view).iter().any(|node| *node != across(&view)[0]), "not always the same");
+    // One that does not answer is not asked again at once.
+    view.snub(Millis(0), id(21));
+    assert!(!across(&view).contains(&id(21)));
+    view.measure(me, id(22), 200.0);
+    assert_eq!(across(&view).len(), 20);
+    view.measure(me, id(23), 200.0);
+    assert_eq!(view.introduce(me, 1), None, "all are met, and both regions are known");
+}
+
 #[test]
 fn a_full_view_takes_in_a_node_that_was_met() {
     let mut view = SwarmView::new(Geography::flat(10.0));

@@ -25,7 +25,7 @@ use scheduler::{Millis, NodeId, Segment};
 
 use self::choose::Chooser;
 use self::hold::Placed;
-use crate::near::Near;
+use crate::near::{Near, SETTLED};
 use crate::policy::{self, Policy};
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
@@ -318,7 +318,7 @@ impl Run<'_> {
         if self.policy == Policy::Ours && self.world.nodes <= policy::PLACE_UP_TO {
             self.at(CONSIDER_MS, Event::Consider);
         }
-        if self.scenario.met < 1.0 {
+        if self.scenario.met < 1.0 || self.world.near.is_some() {
             self.at(0.0, Event::Introduce);
         }
         self.at(end, Event::Heal);
@@ -390,7 +390,7 @@ impl Run<'_> {
         let (coordinate, seen) = near.announce(&self.world, at);
         self.world.near = Some(near);
         self.chooser.view.place(id(at), coordinate);
-        let asks = (self.world.nodes..self.world.sybils_from).contains(&at);
+        let asks = self.asking().contains(&at);
         for (peer, ms) in seen {
             match asks {
                 true => self.chooser.view.measure(id(at), id(peer), ms),
@@ -399,15 +399,39 @@ impl Run<'_> {
         }
     }
 
-    /// Dials a stranger, as the daemon does.
+    /// Machines that ask look nodes up, as the daemon does; those that know each other from the start have done so before.
     fn introduce(&mut self) {
-        if let Some(node) = self.chooser.view.introduce(id(self.world.nodes), self.chance.next_u64()) {
-            match self.world.machines[index(node)].up {
-                true => self.chooser.view.meet(node),
-                false => self.chooser.view.snub(Millis(self.now as u64), node),
+        let know = self.scenario.met >= 1.0;
+        let rounds = if know && self.now == 0.0 { SETTLED } else { 1 };
+        for round in 1..=rounds {
+            // They share what they know of strangers: one of them looks for all.
+            for at in self.asking().take(if know { usize::MAX } else { 1 }) {
+                self.dial(at);
+            }
+            if round < rounds {
+                self.asking().for_each(|at| self.say_where(at));
             }
         }
         self.at(self.now + INTRODUCE_MS, Event::Introduce);
+    }
+
+    /// The machines that ask.
+    fn asking(&self) -> std::ops::Range<usize> {
+        self.world.nodes..self.world.sybils_from
+    }
+
+    fn dial(&mut self, at: usize) {
+        let Some(node) = self.chooser.view.introduce(id(at), self.chance.next_u64()) else { return };
+        let other = index(node);
+        if !self.world.machines[other].up {
+            return self.chooser.view.snub(Millis(self.now as u64), node);
+        }
+        self.chooser.view.meet(node);
+        if let Some(mut near) = self.world.near.take() {
+            near.meet(&self.world, at, other);
+            self.world.near = Some(near);
+            self.chooser.view.measure(id(at), node, 2.0 * self.world.hop_ms(at, other));
+        }
     }
 
     fn announce(&mut self, at: usize) {

@@ -15,7 +15,7 @@ const PEERS: usize = 16;
 /// Most peers: as many as an announcement has room for.
 const MOST_PEERS: usize = 31;
 /// Rounds in which machines that are there from the start have settled before it.
-const SETTLED: usize = 24;
+pub const SETTLED: usize = 24;
 /// The least of a minute of round trips is above the distance by up to this share of the jitter.
 const LEAST_OF: f64 = 0.1;
 /// Keeps these draws apart from the others of a seed.
