@@ -14,7 +14,7 @@ use shard::{
         reference::{Arithmetic, Reference},
     },
     gguf::Gguf,
-    kernels::Isa,
+    kernels::{Isa, QUARTER},
     quant,
     synthetic::{self, Shape},
 };
@@ -175,7 +175,8 @@ fn executors_without_it_say_so() {
 fn smaller_forms_take_the_bytes_that_are_counted() {
     let (gguf, ids) = (model(), tokens(PROMPT, 288, 9));
     let shard = whole(&gguf, fast(), CONTEXT);
-    let head_dim = shard.blueprint().layers[0].attention.kv().unwrap().head_dim;
+    let shape = shard.blueprint().layers[0].attention.kv().unwrap();
+    let (head_dim, heads) = (shape.head_dim, shape.kv_heads * shard.blueprint().layers.len());
     let bytes = CacheType::ALL.map(|cache| {
         let kind = SessionKind { cache, ..SessionKind::DEFAULT };
         let mut state = shard.new_state_with(shard.range(), kind).unwrap();
@@ -192,9 +193,11 @@ fn smaller_forms_take_the_bytes_that_are_counted() {
         }
         state.bytes()
     });
-    let blocks = head_dim.div_ceil(32);
-    let expected = [head_dim * 4, blocks * 68, blocks * 36];
-    assert_eq!(bytes.map(|of| of * expected[0]), expected.map(|each| each * bytes[0]));
+    let (blocks, quarters) = (head_dim.div_ceil(32), PROMPT.div_ceil(QUARTER));
+    let [whole, eight, four] = [head_dim * 4, blocks * 68, blocks * 36].map(|each| each * QUARTER);
+    // In 4 bits the first quarter is one of f16, and each other one has the key that its keys are relative to.
+    let expected = [quarters * whole, quarters * eight, whole + (quarters - 1) * (four + 2 * head_dim)];
+    assert_eq!(bytes, expected.map(|each| each * heads));
 }
 
 /// A model whose values are a part of its keys takes a window, not landmarks.

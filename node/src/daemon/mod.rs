@@ -101,7 +101,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let draft_bytes = drafter.as_ref().map_or(0, |_| serve::share_bytes(worker.kv_bytes));
     worker.kv_bytes -= draft_bytes;
     let listener = control::listen(&home)?;
-    let joins = network.knows_peers();
+    let first_peers = setup::first_peers(&network);
     let (network, mut events) =
         p2p::spawn_under(governor, network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let node = Node::new(network, identity);
@@ -117,7 +117,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     if let Some(drafter) = drafter {
         serving.draft_with(drafter, draft_bytes).await?;
     }
-    let node = if joins { node.joining() } else { node };
+    let node = node.joining(first_peers);
     let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps, memory);
     let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);
     let mut shared = announcing.shared.clone();

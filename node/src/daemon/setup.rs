@@ -84,12 +84,20 @@ pub(super) struct Node {
     pub(super) identity: Identity,
     /// When it started.
     pub(super) started: Instant,
-    /// Until when peers that it dials from its start may still be on their way; `None` where it knows of none.
+    /// Until when its first peers may still be on their way; `None` where none can be.
     pub(super) peers_by: Option<Instant>,
 }
 
-/// How long a node waits for its first peers until it says that no node holds a model: a hole through two routers takes some of it.
+/// How long a node waits for peers that it dials until it says that no node holds a model: a hole through two routers takes some of it.
 const FIRST_PEERS: Duration = Duration::from_secs(15);
+/// The same for neighbors that answer when it asks who is there: they do so within a second, and are dialed then.
+const FIRST_NEIGHBORS: Duration = Duration::from_secs(4);
+
+/// How long the first peers of a node may be on their way, if there can be any.
+pub(super) fn first_peers(network: &p2p::Config) -> Option<Duration> {
+    let neighbors = network.mdns.then_some(FIRST_NEIGHBORS);
+    if network.knows_peers() { Some(FIRST_PEERS) } else { neighbors }
+}
 
 impl Node {
     /// A node that starts now.
@@ -97,9 +105,9 @@ impl Node {
         Self { me: network.me(), network, identity, started: Instant::now(), peers_by: None }
     }
 
-    /// The same, ready now, with peers that it dials.
-    pub(super) fn joining(self) -> Self {
-        Self { peers_by: Some(Instant::now() + FIRST_PEERS), ..self }
+    /// The same, ready now, whose first peers may be on their way for so long.
+    pub(super) fn joining(self, first_peers: Option<Duration>) -> Self {
+        Self { peers_by: first_peers.map(|wait| Instant::now() + wait), ..self }
     }
 
     /// Time since the start, which is the clock of everything this node measures.

@@ -230,3 +230,34 @@ pub(super) fn shrunk(
     let scaled = u128::from(whole.saturating_sub(constant)) * u128::from(share);
     constant.saturating_add(u64::try_from(scaled.div_ceil(u128::from(SHARES))).unwrap_or(u64::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use scheduler::layer_cost::LayerCost;
+
+    use super::*;
+
+    #[test]
+    fn what_a_session_costs_anyway_does_not_shrink() {
+        let layer = LayerCost {
+            row_work: 1,
+            weight_bytes: 1,
+            seen_work: 1,
+            window: None,
+            state_bytes: 500,
+            position_bytes: 1_024,
+        };
+        let costs = LayerCosts::new(vec![layer; 3], 8).unwrap();
+        let range = LayerRange::new(1, 3).unwrap();
+        let bytes = |cache, positions| {
+            let kind = SessionKind { attention: AttentionKind::Dense, cache };
+            shrunk(&costs, range, positions, Some([SHARES / 2, SHARES / 4]), kind)
+        };
+        let whole = |positions: u64| 2 * (500 + positions * 1_024);
+        assert_eq!(bytes(CacheType::F16, 256), whole(256));
+        assert_eq!(bytes(CacheType::Q8, 256), whole(0) + 2 * 256 * 512);
+        // The first positions of `q4` are f16.
+        assert_eq!(bytes(CacheType::Q4, 64), whole(64));
+        assert_eq!(bytes(CacheType::Q4, 256), whole(64) + 2 * (256 - 64) * 256);
+    }
+}

@@ -139,19 +139,40 @@ impl Work<'_> {
         let shape = self.task.shape;
         let Some(references) = self.task.pages[quarter].get(reference::begins(shape)..) else { return };
         let Some(reference) = references.chunks_exact(shape.head_dim).nth(self.kv_head) else { return };
-        // SAFETY: rows are inside the working memory; the caller promises the instruction set.
+        let mut row = 0;
+        // SAFETY: as in `page`.
         unsafe {
-            for row in 0..self.count {
-                let q = self.queries.add(row * self.padded).cast_const();
-                let q = std::slice::from_raw_parts(q, shape.head_dim);
-                let mut sums = S::splat(0.0);
-                for d in (0..shape.head_dim).step_by(LANES) {
-                    let mut halves = [0; LANES];
-                    let part = &reference[d..shape.head_dim.min(d + LANES)];
-                    halves[..part.len()].copy_from_slice(part);
-                    sums = S::fma(load_part::<S>(q, d, 0.0), S::load_f16(halves.as_ptr()), sums);
+            while row + 4 <= self.count {
+                self.refer_rows::<S, 4>(reference, row);
+                row += 4;
+            }
+            while row < self.count {
+                self.refer_rows::<S, 1>(reference, row);
+                row += 1;
+            }
+        }
+    }
+
+    /// The same for R pairs from `row` on.
+    #[inline(always)]
+    unsafe fn refer_rows<S: Simd, const R: usize>(&mut self, reference: &[u16], row: usize) {
+        let dim = reference.len();
+        // SAFETY: rows are inside the working memory, and hold a key's numbers; the caller promises the instruction set.
+        unsafe {
+            let q: [&[f32]; R] = std::array::from_fn(|r| {
+                std::slice::from_raw_parts(self.queries.add((row + r) * self.padded).cast_const(), dim)
+            });
+            let mut sums = [S::splat(0.0); R];
+            for d in (0..dim).step_by(LANES) {
+                let (mut halves, part) = ([0; LANES], &reference[d..dim.min(d + LANES)]);
+                halves[..part.len()].copy_from_slice(part);
+                let key = S::load_f16(halves.as_ptr());
+                for (sum, q) in sums.iter_mut().zip(q) {
+                    *sum = S::fma(load_part::<S>(q, d, 0.0), key, *sum);
                 }
-                self.small.referred[row] = S::sum_tree(sums);
+            }
+            for (r, sum) in sums.into_iter().enumerate() {
+                self.small.referred[row + r] = S::sum_tree(sum);
             }
         }
     }
