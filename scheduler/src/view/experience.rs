@@ -109,8 +109,8 @@ impl SwarmView {
     }
 
     /// A node worth meeting, by a draw that strangers cannot bend: one of a region of which this machine has measured few, else a
-    /// stranger that holds something and is not snubbed, unless [`MOST_MET`] are met already. Those come first to which a node that
-    /// was met says how far it is, because only nodes that are there can be measured.
+    /// stranger that holds something and is not snubbed, unless [`MOST_MET`] are met already. Of the former only those count, of the
+    /// latter those come first, to which a node that was met says how far it is: only nodes that are there can be measured.
     pub fn introduce(&self, me: NodeId, draw: u64) -> Option<NodeId> {
         let vouched = self.links.reached(|node| self.is_met(node));
         if let Some(scout) = self.scout(me, draw, &vouched) {
@@ -132,7 +132,7 @@ impl SwarmView {
     }
 
     /// A node of a region in which this machine has measured fewer than [`LEAST_SEEN`]. Far neighbors alone do not tell where a machine
-    /// is: from its mirror image they are as far.
+    /// is: from its mirror image they are as far. Only those that were `vouched` for, else made-up identities are all that is looked up.
     fn scout(&self, me: NodeId, draw: u64, vouched: &BTreeSet<NodeId>) -> Option<NodeId> {
         let region = |node: &NodeId| Some(self.atlas.get(*node).filter(|placed| placed.believed)?.region);
         let measured = self.links.measured_by(me);
@@ -147,8 +147,7 @@ impl SwarmView {
             let seen = region(node).and_then(|at| seen.get(usize::from(at)));
             **node != me && !alone && !measured.contains(node) && seen.is_some_and(|seen| *seen < LEAST_SEEN)
         };
-        let unseen = self.known.keys().filter(is_unseen).copied();
-        unseen.min_by_key(|node| (!vouched.contains(node), drawn(*node, draw)))
+        vouched.iter().filter(is_unseen).copied().min_by_key(|node| drawn(*node, draw))
     }
 
     /// Ends what was left alone for long enough.

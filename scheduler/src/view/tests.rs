@@ -265,6 +265,8 @@ fn a_node_looks_up_some_of_each_region() {
     }
     let me = id(1);
     (2..=5).for_each(|node| view.measure(me, id(node), 6.0));
+    assert_eq!(view.introduce(me, 1), None, "they may all be made up");
+    (21..=30).for_each(|node| view.observe_link(id(2), id(node), 200.0));
     let across = |view: &SwarmView| {
         let found: Vec<_> = (0..20).filter_map(|draw| view.introduce(me, draw)).collect();
         assert!(found.iter().all(|node| (21..=30).any(|far| *node == id(far))), "{found:?}");
