@@ -117,11 +117,7 @@ impl SwarmView {
             return Some(scout);
         }
         let met = self.known.keys().filter(|node| self.is_met(**node)).count();
-        let stranger = |node: &NodeId| {
-            *node != me
-                && !self.is_met(*node)
-                && self.experience.get(node).is_none_or(|known| known.snubbed.1.is_none())
-        };
+        let stranger = |node: &NodeId| *node != me && !self.is_met(*node) && !self.is_left_alone(*node);
         let holds = |known: &super::Known| !known.capability.claim().holdings.is_empty();
         if met >= MOST_MET {
             return None;
@@ -129,6 +125,11 @@ impl SwarmView {
         let strangers = self.known.iter().filter(|(node, known)| stranger(node) && holds(known));
         let strangers = strangers.map(|(node, _)| *node);
         strangers.min_by_key(|node| (!vouched.contains(node), drawn(*node, draw)))
+    }
+
+    /// Whether a node that did not answer is not to be asked yet.
+    fn is_left_alone(&self, node: NodeId) -> bool {
+        self.experience.get(&node).is_some_and(|known| known.snubbed.1.is_some())
     }
 
     /// A node of a region in which this machine has measured fewer than [`LEAST_SEEN`]. Far neighbors alone do not tell where a machine
@@ -143,9 +144,9 @@ impl SwarmView {
             }
         }
         let is_unseen = |node: &&NodeId| {
-            let alone = self.experience.get(node).is_some_and(|known| known.snubbed.1.is_some());
             let seen = region(node).and_then(|at| seen.get(usize::from(at)));
-            **node != me && !alone && !measured.contains(node) && seen.is_some_and(|seen| *seen < LEAST_SEEN)
+            let is_wanted = seen.is_some_and(|seen| *seen < LEAST_SEEN);
+            **node != me && is_wanted && !measured.contains(node) && !self.is_left_alone(**node)
         };
         vouched.iter().filter(is_unseen).copied().min_by_key(|node| drawn(*node, draw))
     }
