@@ -1,19 +1,18 @@
 //! Weight matrices in panels, packed once when a model is loaded.
 
-use std::alloc;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::layouts::{self, FloatKind, Panels};
 use super::panel::ROWS;
+use super::slab::Slab;
 use super::{Cpu, Mark};
 use crate::quant::Format;
 use crate::{Error, Result};
 
 /// Memory of one matrix: a piece of a slab, aligned to cache lines. Small matrices that are packed one after the other lie side
-/// by side, so that all of a model is in huge pages and not only what fills some by itself: reading 4 KiB pages, a core waits
-/// for translations, and what the hardware fetches ahead ends with each page. Or a piece of a file of panels.
+/// by side, so that all of a model is in huge pages and not only what fills some by itself. Or a piece of a file of panels.
 #[derive(Clone)]
 pub(super) struct Arena {
     start: NonNull<u8>,
@@ -61,17 +60,7 @@ impl std::fmt::Debug for Packed {
     }
 }
 
-/// Memory that several matrices share, aligned to huge pages. What no matrix was packed into is never touched.
-struct Slab {
-    start: NonNull<u8>,
-    layout: alloc::Layout,
-}
-
-// SAFETY: the memory is owned; a piece is written only while its matrix is packed and shared read-only afterwards.
-unsafe impl Send for Slab {}
-// SAFETY: as above.
-unsafe impl Sync for Slab {}
-// SAFETY: as above, each piece belongs to one matrix; a mapped one is only read.
+// SAFETY: each piece belongs to one matrix, is written only while that is packed and shared read-only afterwards; a mapped one is only read.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -80,34 +69,8 @@ unsafe impl Sync for Arena {}
 const SLAB: usize = 32 << 20;
 /// From this size on a matrix has a slab of its own.
 const LARGE: usize = SLAB / 8;
-/// Size of a huge page.
-const HUGE_PAGE: usize = 2 << 20;
-
 /// The slab that is being filled, as long as a matrix is in it, and how far.
 static FILLING: Mutex<(Weak<Slab>, usize)> = Mutex::new((Weak::new(), 0));
-
-impl Slab {
-    fn new(bytes: usize) -> Result<Arc<Self>> {
-        let layout = alloc::Layout::from_size_align(bytes, HUGE_PAGE)
-            .map_err(|_| Error::invalid("a matrix does not fit the address space"))?;
-        // SAFETY: the layout is not empty.
-        let start = NonNull::new(unsafe { alloc::alloc(layout) })
-            .ok_or_else(|| Error::invalid(format!("no memory for a matrix of {bytes} bytes")))?;
-        #[cfg(target_os = "linux")]
-        // SAFETY: advice about memory just allocated; it changes no content, and failure is harmless.
-        unsafe {
-            libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE)
-        };
-        Ok(Arc::new(Self { start, layout }))
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout.
-        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
-    }
-}
 
 impl Arena {
     /// `bytes` of memory, not initialized.
@@ -116,21 +79,25 @@ impl Arena {
             .max(64)
             .checked_next_multiple_of(64)
             .ok_or_else(|| Error::invalid("a matrix does not fit the address space"))?;
+        let new = |bytes: usize| {
+            let slab = Slab::new(bytes).map(Arc::new);
+            slab.ok_or_else(|| Error::invalid(format!("no memory for a matrix of {bytes} bytes")))
+        };
         if bytes >= LARGE {
-            let slab = Slab::new(bytes)?;
-            return Ok(Self { start: slab.start, bytes, _owner: Owner::Slab(slab) });
+            let slab = new(bytes)?;
+            return Ok(Self { start: slab.start(), bytes, _owner: Owner::Slab(slab) });
         }
         let mut filling = FILLING.lock().unwrap_or_else(PoisonError::into_inner);
         let slab = match filling.0.upgrade().filter(|_| filling.1 + bytes <= SLAB) {
             Some(slab) => slab,
             None => {
-                let slab = Slab::new(SLAB)?;
+                let slab = new(SLAB)?;
                 *filling = (Arc::downgrade(&slab), 0);
                 slab
             }
         };
         // SAFETY: the piece ends inside the slab.
-        let start = unsafe { slab.start.add(filling.1) };
+        let start = unsafe { slab.start().add(filling.1) };
         filling.1 += bytes;
         Ok(Self { start, bytes, _owner: Owner::Slab(slab) })
     }

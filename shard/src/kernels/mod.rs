@@ -21,6 +21,7 @@ pub mod panel_file;
 mod processors;
 mod read;
 pub mod simd;
+mod slab;
 pub mod threads;
 mod tile;
 pub mod vector;

@@ -221,21 +221,21 @@ impl Work<'_> {
     /// q.k of the pairs `rows` with the gathered keys, to place `at`.
     #[inline(always)]
     unsafe fn score_shared<S: Simd>(&self, at: usize, rows: Range<usize>) {
-        let (keys, mut row) = (self.keys.cast_const(), rows.start);
+        let (keys, mut row) = (&[self.keys.cast_const()], rows.start);
         // SAFETY: as in `far`.
         unsafe {
             if S::TILE >= 8 {
                 while row + 4 <= rows.end {
-                    self.score_rows::<S, Widened, 4>(keys, at, row);
+                    self.score_rows::<S, Widened, 4, 1>(keys, at, row);
                     row += 4;
                 }
             }
             while row + 2 <= rows.end {
-                self.score_rows::<S, Widened, 2>(keys, at, row);
+                self.score_rows::<S, Widened, 2, 1>(keys, at, row);
                 row += 2;
             }
             if row < rows.end {
-                self.score_rows::<S, Widened, 1>(keys, at, row);
+                self.score_rows::<S, Widened, 1, 1>(keys, at, row);
             }
         }
     }
@@ -305,7 +305,7 @@ impl Work<'_> {
                 }
             }
             if sees {
-                return self.exponentials::<S>(row, 0..end / LANES, S::max_lane(maximum));
+                return self.exponentials::<S, 1>(row, 0..end / LANES, [S::max_lane(maximum)]);
             }
             for at in (0..end).step_by(LANES) {
                 S::store(weights.add(at), S::splat(0.0));

@@ -11,6 +11,7 @@ use super::{F16_MAX, KvQuarter, KvShape, PAGE, QUARTER, quarter_len};
 use crate::kernels::{
     Cpu, Kernel,
     simd::{LANES, Simd},
+    vector::Shared,
 };
 
 /// f16 values of one landmark of a layer.
@@ -33,12 +34,21 @@ pub fn store(
     assert!(shape.latent.is_none(), "landmarks of values that are a part of keys");
     assert!(block.is_multiple_of(LANES) && PAGE.is_multiple_of(block), "blocks of {block}");
     let len = landmark_len(shape);
-    for number in stored.start / block..stored.end / block {
-        let quarters = &pages[number * block / QUARTER..((number + 1) * block).div_ceil(QUARTER)];
-        assert!(quarters.iter().all(|it| it.len() == quarter_len(shape)), "a page has another shape");
-        let to = &mut landmarks[number * len..][..len];
-        cpu.run(Means { quarters, shape, at: number * block % QUARTER, block, to });
+    let numbers = stored.start / block..stored.end / block;
+    assert!(numbers.end * len <= landmarks.len(), "landmarks of {block} positions end too early");
+    let of = |number: usize| number * block / QUARTER..((number + 1) * block).div_ceil(QUARTER);
+    let touched = &pages[of(numbers.start).start..of(numbers.end).start];
+    assert!(touched.iter().all(|it| it.len() == quarter_len(shape)), "a page has another shape");
+    let shared = Shared(landmarks.as_mut_ptr());
+    let mean = |number: usize| {
+        // SAFETY: each block is taken by one thread, its landmark is inside the slice (checked), which outlives the run.
+        let to = unsafe { shared.part(number * len..(number + 1) * len) };
+        cpu.run(Means { quarters: &pages[of(number)], shape, at: number * block % QUARTER, block, to });
+    };
+    if numbers.len() < cpu.pool().threads() {
+        return numbers.for_each(mean);
     }
+    cpu.pool().run(&|worker, workers| (numbers.start + worker..numbers.end).step_by(workers).for_each(mean));
 }
 
 /// The means of one block, which begins at local position `at` of the first quarter.

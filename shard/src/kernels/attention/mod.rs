@@ -36,7 +36,7 @@
 //! # How it is fast
 //! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
 //! counter, the long ones first; where there are few of them, parts of their pages are ([`task`]). Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
-//! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly. Sinks and landmarks
+//! in register tiles of 4 pairs (2 with few registers), q.k of two groups at a time. A single tile (decoding) reads the f16 directly. Sinks and landmarks
 //! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
@@ -50,6 +50,7 @@
 
 mod far;
 pub mod landmarks;
+mod quarter;
 mod registers;
 pub(crate) mod small;
 mod task;
@@ -78,6 +79,7 @@ use super::{
     simd::{LANES, Simd},
     vector::{Shared, load_part},
 };
+pub use quarter::Quarter;
 use small::{StoreSmall, reference};
 
 /// Positions of one page. Part of the numerics (pages are combined in page order): changing it changes every result.
@@ -148,11 +150,11 @@ impl KvShape {
 
 /// [`QUARTER`] positions of one layer, [`quarter_len`] f16 bit patterns, laid out as the module says. New ones are zeros. Sessions that
 /// begin alike share them; one that is written to is copied first, if others have it.
-pub type KvQuarter = Arc<Box<[u16]>>;
+pub type KvQuarter = Arc<Quarter>;
 
 /// Quarter number `quarter` of a session of `shape`, filled with `bits`.
 pub fn new_quarter(shape: KvShape, quarter: usize, bits: u16) -> KvQuarter {
-    Arc::new(vec![bits; quarter_len(shape.in_quarter(quarter))].into_boxed_slice())
+    Arc::new(Quarter::new(quarter_len(shape.in_quarter(quarter)), bits))
 }
 
 /// Units of two bytes in one quarter of a page of `shape`, as [`KvShape::in_quarter`] says it.

@@ -33,38 +33,70 @@ impl Source for Stored {
     }
 }
 
-/// Partial sums `residue` and `residue + 8` of q.k for 16 positions and R queries, added.
+/// G groups of 16 keys against R queries.
+type Scores<F, const R: usize, const G: usize> = [[F; R]; G];
+
+/// Adds the products of dimensions `d` and `d + 8` to their sums.
+///
+/// # Safety
+/// As [`scores`]; both are dimensions.
+#[inline(always)]
+unsafe fn pair_of<S: Simd, K: Source, const R: usize, const G: usize>(
+    keys: &[*const K::Value; G],
+    q: &[*const f32; R],
+    d: usize,
+    low: &mut Scores<S::F, R, G>,
+    high: &mut Scores<S::F, R, G>,
+) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        for g in 0..G {
+            let (k_low, k_high) =
+                (K::load::<S>(keys[g].add(d * LANES)), K::load::<S>(keys[g].add((d + 8) * LANES)));
+            for r in 0..R {
+                low[g][r] = S::fma(k_low, S::splat(*q[r].add(d)), low[g][r]);
+                high[g][r] = S::fma(k_high, S::splat(*q[r].add(d + 8)), high[g][r]);
+            }
+        }
+    }
+}
+
+/// Partial sums `residue` and `residue + 8` of q.k for G groups of 16 positions and R queries, added.
 ///
 /// # Safety
 /// As [`scores`].
 #[inline(always)]
-unsafe fn residues<S: Simd, K: Source, const R: usize>(
-    keys: *const K::Value,
+unsafe fn residues<S: Simd, K: Source, const R: usize, const G: usize>(
+    keys: &[*const K::Value; G],
     dim: usize,
     q: &[*const f32; R],
     residue: usize,
-) -> [S::F; R] {
+) -> Scores<S::F, R, G> {
     // SAFETY: d stays below dim.
     unsafe {
-        let mut low = [S::splat(0.0); R];
-        let mut high = [S::splat(0.0); R];
+        let mut low = [[S::splat(0.0); R]; G];
+        let mut high = [[S::splat(0.0); R]; G];
         let mut d = residue;
-        while d + 8 < dim {
-            let (k_low, k_high) =
-                (K::load::<S>(keys.add(d * LANES)), K::load::<S>(keys.add((d + 8) * LANES)));
-            for r in 0..R {
-                low[r] = S::fma(k_low, S::splat(*q[r].add(d)), low[r]);
-                high[r] = S::fma(k_high, S::splat(*q[r].add(d + 8)), high[r]);
+        // Four steps at a time: a head of 64 takes no more.
+        while d + 8 + 3 * LANES < dim {
+            for step in 0..4 {
+                pair_of::<S, K, R, G>(keys, q, d + step * LANES, &mut low, &mut high);
             }
-            d += 16;
+            d += 4 * LANES;
+        }
+        while d + 8 < dim {
+            pair_of::<S, K, R, G>(keys, q, d, &mut low, &mut high);
+            d += LANES;
         }
         if d < dim {
-            let k = K::load::<S>(keys.add(d * LANES));
-            for r in 0..R {
-                low[r] = S::fma(k, S::splat(*q[r].add(d)), low[r]);
+            for g in 0..G {
+                let k = K::load::<S>(keys[g].add(d * LANES));
+                for r in 0..R {
+                    low[g][r] = S::fma(k, S::splat(*q[r].add(d)), low[g][r]);
+                }
             }
         }
-        sum::<S, R>(low, high)
+        sum::<S, R, G>(low, high)
     }
 }
 
@@ -73,36 +105,51 @@ unsafe fn residues<S: Simd, K: Source, const R: usize>(
 /// # Safety
 /// The instruction set of `S` is available.
 #[inline(always)]
-unsafe fn sum<S: Simd, const R: usize>(mut a: [S::F; R], b: [S::F; R]) -> [S::F; R] {
-    for r in 0..R {
-        // SAFETY: promised by the caller.
-        a[r] = unsafe { S::add(a[r], b[r]) };
+unsafe fn sum<S: Simd, const R: usize, const G: usize>(
+    mut a: Scores<S::F, R, G>,
+    b: Scores<S::F, R, G>,
+) -> Scores<S::F, R, G> {
+    for g in 0..G {
+        for r in 0..R {
+            // SAFETY: promised by the caller.
+            a[g][r] = unsafe { S::add(a[g][r], b[g][r]) };
+        }
     }
     a
 }
 
-/// q.k of R queries with 16 keys. The tree 8-4-2-1 over the sixteen partial sums is walked depth first, so that few of them are
-/// alive at a time.
+/// q.k of R queries with G groups of 16 keys. The tree 8-4-2-1 over the sixteen partial sums is walked depth first, so that few of
+/// them are alive at a time.
 ///
 /// # Safety
-/// The instruction set of `S` is available; `keys` is `[dim][16]`, each query has `dim` values.
+/// The instruction set of `S` is available; each of `keys` is `[dim][16]`, each query has `dim` values.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, K: Source, const R: usize>(
-    keys: *const K::Value,
+pub(super) unsafe fn scores<S: Simd, K: Source, const R: usize, const G: usize>(
+    keys: &[*const K::Value; G],
     dim: usize,
     q: &[*const f32; R],
-) -> [S::F; R] {
+) -> Scores<S::F, R, G> {
+    let mut parts = [[[const { std::mem::MaybeUninit::<S::F>::uninit() }; R]; G]; 8];
     // SAFETY: promised by the caller.
     unsafe {
-        let even = sum::<S, R>(
-            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 0), residues::<S, K, R>(keys, dim, q, 4)),
-            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 2), residues::<S, K, R>(keys, dim, q, 6)),
-        );
-        let odd = sum::<S, R>(
-            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 1), residues::<S, K, R>(keys, dim, q, 5)),
-            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 3), residues::<S, K, R>(keys, dim, q, 7)),
-        );
-        sum::<S, R>(even, odd)
+        for (residue, parts) in parts.iter_mut().enumerate() {
+            let sums = residues::<S, K, R, G>(keys, dim, q, residue);
+            for g in 0..G {
+                for r in 0..R {
+                    parts[g][r].write(sums[g][r]);
+                }
+            }
+        }
+        let mut scores = [[S::splat(0.0); R]; G];
+        for g in 0..G {
+            for r in 0..R {
+                let of = |residue: usize| parts[residue][g][r].assume_init();
+                let even = S::add(S::add(of(0), of(4)), S::add(of(2), of(6)));
+                let odd = S::add(S::add(of(1), of(5)), S::add(of(3), of(7)));
+                scores[g][r] = S::add(even, odd);
+            }
+        }
+        scores
     }
 }
 

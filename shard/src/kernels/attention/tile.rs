@@ -1,6 +1,6 @@
 //! One unit of attention: some (query row, query head) pairs that share a key/value head.
 
-use std::ops::Range;
+use std::{array, ops::Range};
 
 use scheduler::CacheType;
 
@@ -13,10 +13,11 @@ use super::{
 use crate::kernels::{
     Kernel, math,
     simd::{LANES, Simd},
-    vector::store_part,
+    vector::load_part,
 };
 
-/// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
+/// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache. A quarter of it where
+/// values are read as they are stored, since each run asks at once for what a later one reads.
 pub(super) const RUN: usize = 32;
 
 /// Most pairs of a unit that waits for memory. With more of them the time between two groups of keys is long enough for what the
@@ -27,12 +28,12 @@ const FEW: usize = 16;
 /// together and would compete for the same sets of the first-level cache.
 pub(super) const WEIGHTS: usize = PAGE + LANES;
 
-/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values, and for
+/// Lines of working memory of a unit: scores, query and two results per pair, two groups of keys, a run of values, and for
 /// sparse attention a group of queries and one of keys as they are stored, or queries as integers.
 pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
     let beyond = (dim + dim.div_ceil(2)).max(query_bytes(ROWS, dim).div_ceil(size_of::<Line>()));
-    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + beyond
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + 2 * dim + RUN * vectors + beyond
 }
 
 /// `range` as positions inside the page that begins at `base`; may be empty.
@@ -65,7 +66,7 @@ pub(super) struct Work<'a> {
     /// `[ROWS][padded_value]` results of the page and of all pages so far.
     pub(super) page_out: *mut f32,
     pub(super) all_out: *mut f32,
-    /// `[dim][16]` keys, widened.
+    /// Two times `[dim][16]` keys, widened.
     pub(super) keys: *mut f32,
     /// `[RUN][padded_value]` values, widened.
     pub(super) values: *mut f32,
@@ -110,8 +111,8 @@ impl Kernel for Unit<'_> {
         let parts = task.shelf.as_ref().map_or(1, |shelf| shelf.parts);
         let (unit, part) = (unit / parts, unit % parts);
         let blocks = task.units / parts / task.shape.kv_heads;
-        // The last rows see most positions: they go first.
-        let block = blocks - 1 - unit / task.shape.kv_heads;
+        // One head after the other, whose keys and values stay near; the last rows see most positions: they go first.
+        let (kv_head, block) = (unit / blocks, blocks - 1 - unit % blocks);
         let first = block * task.rows;
         let padded = task.shape.head_dim.next_multiple_of(LANES);
         let weights = scratch.as_mut_ptr().cast::<f32>();
@@ -122,11 +123,11 @@ impl Kernel for Unit<'_> {
             let page_out = queries.add(ROWS * padded);
             let all_out = page_out.add(ROWS * padded);
             let keys = all_out.add(ROWS * padded);
-            let values = keys.add(task.shape.head_dim * LANES);
+            let values = keys.add(2 * task.shape.head_dim * LANES);
             let turned = values.add(RUN * padded);
             let mut work = Work {
                 task,
-                kv_head: unit % task.shape.kv_heads,
+                kv_head,
                 first,
                 count: task.rows.min(task.pairs - first),
                 weights,
@@ -148,7 +149,10 @@ impl Kernel for Unit<'_> {
             };
             for row in 0..work.count {
                 let q = task.q.add(task.place(work.kv_head, first + row) * task.shape.head_dim);
-                q.copy_to_nonoverlapping(queries.add(row * padded), task.shape.head_dim);
+                let q = std::slice::from_raw_parts(q, task.shape.head_dim);
+                for d in (0..padded).step_by(LANES) {
+                    S::store(queries.add(row * padded + d), load_part::<S>(q, d, 0.0));
+                }
             }
             if let Some(far) = task.far {
                 work.far::<S>(far);
@@ -216,7 +220,8 @@ impl Work<'_> {
         // instruction set.
         unsafe {
             let mut referred = None;
-            for group in seen.start / LANES..seen.end.div_ceil(LANES) {
+            let mut group = seen.start / LANES;
+            while group < seen.end.div_ceil(LANES) {
                 let (keys, at) = self.task.quarter(self.kv_head, base + group * LANES);
                 let quarter = (base + group * LANES) / QUARTER;
                 if self.task.shape.in_quarter(quarter).cache != CacheType::F16 {
@@ -225,26 +230,50 @@ impl Work<'_> {
                     }
                     let keys = keys.cast::<u8>().add(Layout::of(self.task.shape).key(at / LANES, 0));
                     self.small_group::<S>(keys, group, base);
+                    group += 1;
                     continue;
                 }
                 let keys = keys.add(at * dim);
-                self.ahead::<S>(base, group * LANES, LANES, true);
                 if stored {
-                    self.score_group::<S, Stored>(keys, group, base);
+                    self.ahead::<S>(base, group * LANES, LANES, true);
+                    self.score_group::<S, Stored, 1>(&[keys], group, base);
+                    group += 1;
+                    continue;
+                }
+                // Two groups of a quarter follow each other: they are scored together where the registers do for them.
+                let both = S::TILE >= 8 && group.is_multiple_of(2) && (group + 1) * LANES < seen.end;
+                let groups = if both { 2 } else { 1 };
+                self.ahead::<S>(base, group * LANES, groups * LANES, true);
+                for d in 0..groups * dim {
+                    S::store(self.keys.add(d * LANES), S::load_f16(keys.add(d * LANES)));
+                }
+                let first = self.keys.cast_const();
+                if S::TILE >= 8 && both {
+                    self.score_group::<S, Widened, 2>(&[first, first.add(dim * LANES)], group, base);
                 } else {
-                    for d in 0..dim {
-                        S::store(self.keys.add(d * LANES), S::load_f16(keys.add(d * LANES)));
-                    }
-                    self.score_group::<S, Widened>(self.keys, group, base);
+                    self.score_group::<S, Widened, 1>(&[first], group, base);
+                }
+                group += groups;
+            }
+            for first in (0..self.count).step_by(Self::tile::<S>()) {
+                // A tile reads the weights of what any of its rows sees.
+                let rows = Self::tile::<S>().min(self.count - first);
+                let seen = inside(&self.union(first, rows), base);
+                if S::TILE >= 8 && rows == 4 {
+                    self.weigh::<S, 4>(first, base, seen);
+                    continue;
+                }
+                for row in first..first + rows {
+                    self.weigh::<S, 1>(row, base, seen.clone());
                 }
             }
             for row in 0..self.count {
-                self.weigh::<S>(row, base, seen.clone());
                 self.clear::<S>(row);
             }
             let mut at = seen.start;
             while at < seen.end {
-                let run = at..seen.end.min(at + RUN).min((at / QUARTER + 1) * QUARTER);
+                let most = if stored { RUN / 4 } else { RUN };
+                let run = at..seen.end.min(at + most).min((at / QUARTER + 1) * QUARTER);
                 let (keys, first) = self.task.quarter(self.kv_head, base + at);
                 if self.task.shape.in_quarter((base + at) / QUARTER).cache != CacheType::F16 {
                     self.widen_small::<S>(keys.cast(), first..first + run.len());
@@ -304,49 +333,65 @@ impl Work<'_> {
         }
     }
 
-    /// Scores of 16 positions for all pairs that see any of them.
+    /// Scores of G times 16 positions for all pairs that see any of them.
     #[inline(always)]
-    unsafe fn score_group<S: Simd, K: Source>(&self, keys: *const K::Value, group: usize, base: usize) {
+    unsafe fn score_group<S: Simd, K: Source, const G: usize>(
+        &self,
+        keys: &[*const K::Value; G],
+        group: usize,
+        base: usize,
+    ) {
         let mut row = 0;
         // SAFETY: as in `page`.
         unsafe {
             if S::TILE >= 8 {
                 while row + 4 <= self.count {
-                    self.score_tile::<S, K, 4>(keys, group, base, row);
+                    self.score_tile::<S, K, 4, G>(keys, group, base, row);
                     row += 4;
                 }
             }
             while row + 2 <= self.count {
-                self.score_tile::<S, K, 2>(keys, group, base, row);
+                self.score_tile::<S, K, 2, G>(keys, group, base, row);
                 row += 2;
             }
             if row < self.count {
-                self.score_tile::<S, K, 1>(keys, group, base, row);
+                self.score_tile::<S, K, 1, G>(keys, group, base, row);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn score_tile<S: Simd, K: Source, const R: usize>(
+    unsafe fn score_tile<S: Simd, K: Source, const R: usize, const G: usize>(
         &self,
-        keys: *const K::Value,
+        keys: &[*const K::Value; G],
         group: usize,
         base: usize,
         row: usize,
     ) {
         let seen = inside(&self.union(row, R), base);
-        if group * LANES >= seen.end || (group + 1) * LANES <= seen.start {
-            return;
-        }
+        let sees = |group: usize| group * LANES < seen.end && (group + 1) * LANES > seen.start;
         // SAFETY: as in `page`.
-        unsafe { self.score_rows::<S, K, R>(keys, group * LANES, row) }
+        unsafe {
+            if G == 2 && sees(group) && sees(group + 1) {
+                // Each load serves as many products as there are loads: half of the rows at a time.
+                let at = group * LANES;
+                if R == 4 {
+                    self.score_rows::<S, K, 2, G>(keys, at, row);
+                    return self.score_rows::<S, K, 2, G>(keys, at, row + 2);
+                }
+                return self.score_rows::<S, K, R, G>(keys, at, row);
+            }
+            for (group, keys) in (group..).zip(keys).filter(|(group, _)| sees(*group)) {
+                self.score_rows::<S, K, R, 1>(&[*keys], group * LANES, row);
+            }
+        }
     }
 
-    /// q.k of R pairs from `row` on with 16 keys, to place `at` of their scores.
+    /// q.k of R pairs from `row` on with G groups of keys, to place `at` of their scores and what follows.
     #[inline(always)]
-    pub(super) unsafe fn score_rows<S: Simd, K: Source, const R: usize>(
+    pub(super) unsafe fn score_rows<S: Simd, K: Source, const R: usize, const G: usize>(
         &self,
-        keys: *const K::Value,
+        keys: &[*const K::Value; G],
         at: usize,
         row: usize,
     ) {
@@ -356,40 +401,44 @@ impl Work<'_> {
             for (r, q) in q.iter_mut().enumerate() {
                 *q = q.add((row + r) * self.padded);
             }
-            let scores = scores::<S, K, R>(keys, self.task.shape.head_dim, &q);
-            for (r, scores) in scores.into_iter().enumerate() {
-                S::store(self.weights.add((row + r) * WEIGHTS + at), scores);
+            let scores = scores::<S, K, R, G>(keys, self.task.shape.head_dim, &q);
+            for (g, scores) in scores.into_iter().enumerate() {
+                for (r, scores) in scores.into_iter().enumerate() {
+                    S::store(self.weights.add((row + r) * WEIGHTS + at + g * LANES), scores);
+                }
             }
         }
     }
 
-    /// Turns the scores of a pair into weights; those of positions it does not see become 0. Sets maximum and sum.
+    /// Turns the scores of R pairs, of which `seen` is read, into weights; those of positions that a pair does not see become 0.
+    /// Sets maxima and sums. Several pairs at a time, since each waits for its own results.
     #[inline(always)]
-    pub(super) unsafe fn weigh<S: Simd>(&mut self, row: usize, base: usize, seen: Range<usize>) {
+    unsafe fn weigh<S: Simd, const R: usize>(&mut self, row: usize, base: usize, seen: Range<usize>) {
         let groups = seen.start / LANES..seen.end.div_ceil(LANES);
-        let own = inside(&self.task.visible(self.first + row), base);
+        let own: [Range<usize>; R] =
+            array::from_fn(|r| inside(&self.task.visible(self.first + row + r), base));
         // SAFETY: as in `page`.
         unsafe {
-            let weights = self.weights.add(row * WEIGHTS);
-            if own.is_empty() {
-                for group in groups {
-                    S::store(weights.add(group * LANES), S::splat(0.0));
-                }
-                return;
-            }
             let hidden = S::splat(f32::NEG_INFINITY);
-            let mut maximum = hidden;
-            for group in groups.clone() {
-                let at = group * LANES;
-                let mut s = self.scaled::<S>(weights.add(at));
-                if at < own.start || at + LANES > own.end {
-                    s = S::select_below(own.end.saturating_sub(at), s, hidden);
-                    s = S::select_below(own.start.saturating_sub(at), hidden, s);
+            let mut maxima = [hidden; R];
+            for at in groups.clone().map(|group| group * LANES) {
+                for r in 0..R {
+                    let weights = self.weights.add((row + r) * WEIGHTS + at);
+                    let mut s = self.scaled::<S>(weights);
+                    if at < own[r].start || at + LANES > own[r].end {
+                        s = S::select_below(own[r].end.saturating_sub(at), s, hidden);
+                        s = S::select_below(own[r].start.saturating_sub(at), hidden, s);
+                    }
+                    maxima[r] = S::max(maxima[r], s);
+                    S::store(weights, s);
                 }
-                maximum = S::max(maximum, s);
-                S::store(weights.add(at), s);
             }
-            self.exponentials::<S>(row, groups, S::max_lane(maximum));
+            let mut maximum = [0.0; R];
+            for r in 0..R {
+                // Where a pair sees nothing all weights become 0, whatever this is.
+                maximum[r] = if own[r].is_empty() { 0.0 } else { S::max_lane(maxima[r]) };
+            }
+            self.exponentials::<S, R>(row, groups, maximum);
         }
     }
 
@@ -406,21 +455,29 @@ impl Work<'_> {
         }
     }
 
-    /// Turns scaled scores into weights; sets maximum and sum.
+    /// Turns scaled scores of R pairs into weights; sets maxima and sums.
     #[inline(always)]
-    pub(super) unsafe fn exponentials<S: Simd>(&mut self, row: usize, groups: Range<usize>, maximum: f32) {
+    pub(super) unsafe fn exponentials<S: Simd, const R: usize>(
+        &mut self,
+        row: usize,
+        groups: Range<usize>,
+        maximum: [f32; R],
+    ) {
         // SAFETY: as in `page`.
         unsafe {
-            let weights = self.weights.add(row * WEIGHTS);
-            let mut sums = S::splat(0.0);
+            let mut sums = [S::splat(0.0); R];
             for group in groups {
-                let s = S::load(weights.add(group * LANES));
-                let p = math::exp_lanes::<S>(S::sub(s, S::splat(maximum)));
-                sums = S::add(sums, p);
-                S::store(weights.add(group * LANES), p);
+                for r in 0..R {
+                    let weights = self.weights.add((row + r) * WEIGHTS + group * LANES);
+                    let p = math::exp_lanes::<S>(S::sub(S::load(weights), S::splat(maximum[r])));
+                    sums[r] = S::add(sums[r], p);
+                    S::store(weights, p);
+                }
             }
-            self.part.maximum[row] = maximum;
-            self.part.sum[row] = S::sum_tree(sums);
+            for r in 0..R {
+                self.part.maximum[row + r] = maximum[r];
+                self.part.sum[row + r] = S::sum_tree(sums[r]);
+            }
         }
     }
 
@@ -503,34 +560,6 @@ impl Work<'_> {
             }
             if d < self.padded_value() {
                 mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
-            }
-        }
-    }
-
-    /// Writes the results.
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(&self) {
-        for row in 0..self.count {
-            let (mut sum, mut factor) = (self.so_far.sum[row], None);
-            if let Some(sinks) = self.task.sinks {
-                let sink = sinks[self.task.head(self.kv_head, self.first + row)];
-                let before = self.so_far.maximum[row];
-                let joint = if before > sink { before } else { sink };
-                let a = math::exp_f32(before - joint);
-                (sum, factor) = (sum * a + math::exp_f32(sink - joint), Some(a));
-            }
-            // SAFETY: as in `page`; a pair's place in the result belongs to this unit alone.
-            unsafe {
-                let to = self.task.place(self.kv_head, self.first + row) * self.task.shape.value_dim();
-                let to = std::slice::from_raw_parts_mut(self.task.out.add(to), self.task.shape.value_dim());
-                for d in (0..self.task.shape.value_dim()).step_by(LANES) {
-                    let mut o = S::load(self.all_out.add(row * self.padded_value() + d));
-                    if let Some(factor) = factor {
-                        o = S::mul(o, S::splat(factor));
-                    }
-                    let o = S::div(o, S::splat(sum));
-                    store_part::<S>(to, d, S::add(o, S::splat(0.0)));
-                }
             }
         }
     }

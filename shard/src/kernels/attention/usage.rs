@@ -167,7 +167,8 @@ impl Unit<'_> {
             // SAFETY: keys and queries were bounds-checked to their lengths, as is what is stored; the caller promises the
             // instruction set.
             unsafe {
-                let scores = scores::<S, Stored, R>(keys.as_ptr(), dim, &queries.map(<[f32]>::as_ptr));
+                let [scores] =
+                    scores::<S, Stored, R, 1>(&[keys.as_ptr()], dim, &queries.map(<[f32]>::as_ptr));
                 for (r, s) in scores.into_iter().enumerate() {
                     let mut s = S::mul(s, S::splat(scale));
                     if let Some(cap) = softcap {

@@ -15,7 +15,7 @@ use crate::kernels::{
     activations::quantize_block,
     math,
     simd::{LANES, Simd},
-    vector::load_part,
+    vector::{load_part, store_part},
 };
 
 impl Work<'_> {
@@ -105,6 +105,34 @@ impl Work<'_> {
                     o = S::add(S::mul(before, S::splat(a)), S::mul(o, S::splat(b)));
                 }
                 S::store(self.all_out.add(at), o);
+            }
+        }
+    }
+
+    /// Writes the results.
+    #[inline(always)]
+    pub(super) unsafe fn finish<S: Simd>(&self) {
+        for row in 0..self.count {
+            let (mut sum, mut factor) = (self.so_far.sum[row], None);
+            if let Some(sinks) = self.task.sinks {
+                let sink = sinks[self.task.head(self.kv_head, self.first + row)];
+                let before = self.so_far.maximum[row];
+                let joint = if before > sink { before } else { sink };
+                let a = math::exp_f32(before - joint);
+                (sum, factor) = (sum * a + math::exp_f32(sink - joint), Some(a));
+            }
+            // SAFETY: as in `page`; a pair's place in the result belongs to this unit alone.
+            unsafe {
+                let to = self.task.place(self.kv_head, self.first + row) * self.task.shape.value_dim();
+                let to = std::slice::from_raw_parts_mut(self.task.out.add(to), self.task.shape.value_dim());
+                for d in (0..self.task.shape.value_dim()).step_by(LANES) {
+                    let mut o = S::load(self.all_out.add(row * self.padded_value() + d));
+                    if let Some(factor) = factor {
+                        o = S::mul(o, S::splat(factor));
+                    }
+                    let o = S::div(o, S::splat(sum));
+                    store_part::<S>(to, d, S::add(o, S::splat(0.0)));
+                }
             }
         }
     }
