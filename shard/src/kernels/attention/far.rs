@@ -226,16 +226,16 @@ impl Work<'_> {
         unsafe {
             if S::TILE >= 8 {
                 while row + 4 <= rows.end {
-                    self.score_rows::<S, Widened, 4, 1>(keys, at, row);
+                    self.score_rows::<S, Widened, 4, 1>(keys, at, row, None);
                     row += 4;
                 }
             }
             while row + 2 <= rows.end {
-                self.score_rows::<S, Widened, 2, 1>(keys, at, row);
+                self.score_rows::<S, Widened, 2, 1>(keys, at, row, None);
                 row += 2;
             }
             if row < rows.end {
-                self.score_rows::<S, Widened, 1, 1>(keys, at, row);
+                self.score_rows::<S, Widened, 1, 1>(keys, at, row, None);
             }
         }
     }
@@ -321,16 +321,16 @@ impl Work<'_> {
         unsafe {
             if S::TILE >= 8 {
                 while row + 4 <= rows.end {
-                    self.mix_rows::<S, Widened, 4>(values, places.clone(), row);
+                    self.mix_rows::<S, Widened, 4>(values, places.clone(), row, None);
                     row += 4;
                 }
             }
             while row + 2 <= rows.end {
-                self.mix_rows::<S, Widened, 2>(values, places.clone(), row);
+                self.mix_rows::<S, Widened, 2>(values, places.clone(), row, None);
                 row += 2;
             }
             if row < rows.end {
-                self.mix_rows::<S, Widened, 1>(values, places.clone(), row);
+                self.mix_rows::<S, Widened, 1>(values, places.clone(), row, None);
             }
         }
     }
@@ -346,7 +346,7 @@ impl Work<'_> {
                 for k in 0..count {
                     self.widen_value::<S>(self.value(far(k)), 0);
                     let values = (self.values.cast_const(), self.padded_value());
-                    self.mix_rows::<S, Widened, 1>(values, at + k..at + k + 1, row);
+                    self.mix_rows::<S, Widened, 1>(values, at + k..at + k + 1, row, None);
                 }
                 return;
             }

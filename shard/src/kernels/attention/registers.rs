@@ -33,6 +33,22 @@ impl Source for Stored {
     }
 }
 
+/// How many bytes behind what is read lies what is asked for meanwhile: spread over the products, since requests in one go fill the
+/// buffers of the first-level cache, and then nothing else is computed. `Some(0)` asks for what is there.
+pub(super) type Ahead = Option<isize>;
+
+/// Asks for the line `ahead` of `at`.
+///
+/// # Safety
+/// The instruction set of `S` is available.
+#[inline(always)]
+unsafe fn ask<S: Simd, T>(at: *const T, ahead: Ahead) {
+    if let Some(distance) = ahead {
+        // SAFETY: promised by the caller; a prefetch may name any address.
+        unsafe { S::prefetch(at.cast::<u8>().wrapping_offset(distance)) };
+    }
+}
+
 /// G groups of 16 keys against R queries.
 type Scores<F, const R: usize, const G: usize> = [[F; R]; G];
 
@@ -45,12 +61,18 @@ unsafe fn pair_of<S: Simd, K: Source, const R: usize, const G: usize>(
     keys: &[*const K::Value; G],
     q: &[*const f32; R],
     d: usize,
+    ahead: Ahead,
     low: &mut Scores<S::F, R, G>,
     high: &mut Scores<S::F, R, G>,
 ) {
     // SAFETY: promised by the caller.
     unsafe {
         for g in 0..G {
+            // A line has two dimensions.
+            if d.is_multiple_of(2) {
+                ask::<S, _>(keys[g].add(d * LANES), ahead);
+                ask::<S, _>(keys[g].add((d + 8) * LANES), ahead);
+            }
             let (k_low, k_high) =
                 (K::load::<S>(keys[g].add(d * LANES)), K::load::<S>(keys[g].add((d + 8) * LANES)));
             for r in 0..R {
@@ -71,6 +93,7 @@ unsafe fn residues<S: Simd, K: Source, const R: usize, const G: usize>(
     dim: usize,
     q: &[*const f32; R],
     residue: usize,
+    ahead: Ahead,
 ) -> Scores<S::F, R, G> {
     // SAFETY: d stays below dim.
     unsafe {
@@ -80,12 +103,12 @@ unsafe fn residues<S: Simd, K: Source, const R: usize, const G: usize>(
         // Four steps at a time: a head of 64 takes no more.
         while d + 8 + 3 * LANES < dim {
             for step in 0..4 {
-                pair_of::<S, K, R, G>(keys, q, d + step * LANES, &mut low, &mut high);
+                pair_of::<S, K, R, G>(keys, q, d + step * LANES, ahead, &mut low, &mut high);
             }
             d += 4 * LANES;
         }
         while d + 8 < dim {
-            pair_of::<S, K, R, G>(keys, q, d, &mut low, &mut high);
+            pair_of::<S, K, R, G>(keys, q, d, ahead, &mut low, &mut high);
             d += LANES;
         }
         if d < dim {
@@ -128,12 +151,13 @@ pub(super) unsafe fn scores<S: Simd, K: Source, const R: usize, const G: usize>(
     keys: &[*const K::Value; G],
     dim: usize,
     q: &[*const f32; R],
+    ahead: Ahead,
 ) -> Scores<S::F, R, G> {
     let mut parts = [[[const { std::mem::MaybeUninit::<S::F>::uninit() }; R]; G]; 8];
     // SAFETY: promised by the caller.
     unsafe {
         for (residue, parts) in parts.iter_mut().enumerate() {
-            let sums = residues::<S, K, R, G>(keys, dim, q, residue);
+            let sums = residues::<S, K, R, G>(keys, dim, q, residue, ahead);
             for g in 0..G {
                 for r in 0..R {
                     parts[g][r].write(sums[g][r]);
@@ -189,6 +213,7 @@ pub(super) unsafe fn mix<S: Simd, V: Source, const R: usize, const D: usize>(
     count: usize,
     p: &[*const f32; R],
     o: &[*mut f32; R],
+    ahead: Ahead,
 ) {
     // SAFETY: promised by the caller.
     unsafe {
@@ -201,6 +226,10 @@ pub(super) unsafe fn mix<S: Simd, V: Source, const R: usize, const D: usize>(
         for j in 0..count {
             let mut v = [S::splat(0.0); D];
             for d in 0..D {
+                // A line has two vectors, if they are stored as f16.
+                if d.is_multiple_of(2) {
+                    ask::<S, _>(values.add(j * stride + d * LANES), ahead);
+                }
                 v[d] = V::load::<S>(values.add(j * stride + d * LANES));
             }
             for r in 0..R {

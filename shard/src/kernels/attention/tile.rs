@@ -5,8 +5,8 @@ use std::{array, ops::Range};
 use scheduler::CacheType;
 
 use super::{
-    KvShape, PAGE, QUARTER,
-    registers::{Source, Stored, Widened, mix, scores},
+    PAGE, QUARTER,
+    registers::{Ahead, Source, Widened, mix, scores},
     small::{Layout, Queries, query_bytes},
     task::{Line, ROWS, Task},
 };
@@ -19,10 +19,6 @@ use crate::kernels::{
 /// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache. A quarter of it where
 /// values are read as they are stored, since each run asks at once for what a later one reads.
 pub(super) const RUN: usize = 32;
-
-/// Most pairs of a unit that waits for memory. With more of them the time between two groups of keys is long enough for what the
-/// hardware fetches ahead.
-const FEW: usize = 16;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
 /// together and would compete for the same sets of the first-level cache.
@@ -235,15 +231,15 @@ impl Work<'_> {
                 }
                 let keys = keys.add(at * dim);
                 if stored {
-                    self.ahead::<S>(base, group * LANES, LANES, true);
-                    self.score_group::<S, Stored, 1>(&[keys], group, base);
+                    let ahead = Some(self.ahead(base, group * LANES, true, keys));
+                    self.score_stored::<S>(keys, group * LANES, ahead);
                     group += 1;
                     continue;
                 }
                 // Two groups of a quarter follow each other: they are scored together where the registers do for them.
                 let both = S::TILE >= 8 && group.is_multiple_of(2) && (group + 1) * LANES < seen.end;
                 let groups = if both { 2 } else { 1 };
-                self.ahead::<S>(base, group * LANES, groups * LANES, true);
+                self.ask::<S>(keys, groups * LANES, self.ahead(base, group * LANES, true, keys));
                 for d in 0..groups * dim {
                     S::store(self.keys.add(d * LANES), S::load_f16(keys.add(d * LANES)));
                 }
@@ -283,10 +279,11 @@ impl Work<'_> {
                     self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
                     let values = keys.add((QUARTER + first) * dim);
-                    self.ahead::<S>(base, at, run.len(), false);
+                    let ahead = self.ahead(base, at, false, values);
                     if stored {
-                        self.mix_run::<S, Stored>(values, dim, run.clone(), base);
+                        self.mix_stored::<S>(values, run.clone(), Some(ahead));
                     } else {
+                        self.ask::<S>(values, run.len(), ahead);
                         for j in 0..run.len() {
                             self.widen_value::<S>(values.add(j * dim), j);
                         }
@@ -296,31 +293,6 @@ impl Work<'_> {
                 at = run.end;
             }
             self.combine_page::<S>(base);
-        }
-    }
-
-    /// Asks for what comes [`QUARTER`] positions after position `at` of the page at `base` in the order of [`Work::page`]: `len` keys
-    /// or values, first the keys of a page and then its values.
-    #[inline(always)]
-    unsafe fn ahead<S: Simd>(&self, base: usize, at: usize, len: usize, keys: bool) {
-        let next = at + QUARTER;
-        let (position, keys) = match (next < PAGE, keys) {
-            (true, _) => (base + next, keys),
-            (false, true) => (base + next - PAGE, false),
-            (false, false) => (base + next, true),
-        };
-        let KvShape { head_dim, latent, cache, .. } = self.task.shape;
-        let seen = position < self.union(0, self.count).end;
-        if self.count > FEW || !seen || !keys && latent.is_some() || cache != CacheType::F16 {
-            return;
-        }
-        // SAFETY: the quarter exists; a prefetch may name any address, and the caller promises the instruction set.
-        unsafe {
-            let (head, at) = self.task.quarter(self.kv_head, position);
-            let from = head.wrapping_add((at + if keys { 0 } else { QUARTER }) * head_dim).cast::<u8>();
-            for line in (0..len * head_dim * size_of::<u16>()).step_by(64) {
-                S::prefetch(from.wrapping_add(line));
-            }
         }
     }
 
@@ -376,13 +348,13 @@ impl Work<'_> {
                 // Each load serves as many products as there are loads: half of the rows at a time.
                 let at = group * LANES;
                 if R == 4 {
-                    self.score_rows::<S, K, 2, G>(keys, at, row);
-                    return self.score_rows::<S, K, 2, G>(keys, at, row + 2);
+                    self.score_rows::<S, K, 2, G>(keys, at, row, None);
+                    return self.score_rows::<S, K, 2, G>(keys, at, row + 2, None);
                 }
-                return self.score_rows::<S, K, R, G>(keys, at, row);
+                return self.score_rows::<S, K, R, G>(keys, at, row, None);
             }
             for (group, keys) in (group..).zip(keys).filter(|(group, _)| sees(*group)) {
-                self.score_rows::<S, K, R, 1>(&[*keys], group * LANES, row);
+                self.score_rows::<S, K, R, 1>(&[*keys], group * LANES, row, None);
             }
         }
     }
@@ -394,6 +366,7 @@ impl Work<'_> {
         keys: &[*const K::Value; G],
         at: usize,
         row: usize,
+        ahead: Ahead,
     ) {
         // SAFETY: as in `page`.
         unsafe {
@@ -401,7 +374,7 @@ impl Work<'_> {
             for (r, q) in q.iter_mut().enumerate() {
                 *q = q.add((row + r) * self.padded);
             }
-            let scores = scores::<S, K, R, G>(keys, self.task.shape.head_dim, &q);
+            let scores = scores::<S, K, R, G>(keys, self.task.shape.head_dim, &q, ahead);
             for (g, scores) in scores.into_iter().enumerate() {
                 for (r, scores) in scores.into_iter().enumerate() {
                     S::store(self.weights.add((row + r) * WEIGHTS + at + g * LANES), scores);
@@ -526,7 +499,7 @@ impl Work<'_> {
         // SAFETY: as in `page`.
         unsafe {
             let values = values.add((from - run.start) * stride);
-            self.mix_rows::<S, V, R>((values, stride), from..to, row);
+            self.mix_rows::<S, V, R>((values, stride), from..to, row, None);
         }
     }
 
@@ -537,6 +510,7 @@ impl Work<'_> {
         (values, stride): (*const V::Value, usize),
         places: Range<usize>,
         row: usize,
+        ahead: Ahead,
     ) {
         let count = places.len();
         // SAFETY: as in `page`.
@@ -550,16 +524,16 @@ impl Work<'_> {
             let mut d = 0;
             if S::TILE >= 8 {
                 while d + 4 * LANES <= self.padded_value() {
-                    mix::<S, V, R, 4>(values.add(d), stride, count, &p, &shifted(&o, d));
+                    mix::<S, V, R, 4>(values.add(d), stride, count, &p, &shifted(&o, d), ahead);
                     d += 4 * LANES;
                 }
             }
             while d + 2 * LANES <= self.padded_value() {
-                mix::<S, V, R, 2>(values.add(d), stride, count, &p, &shifted(&o, d));
+                mix::<S, V, R, 2>(values.add(d), stride, count, &p, &shifted(&o, d), ahead);
                 d += 2 * LANES;
             }
             if d < self.padded_value() {
-                mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
+                mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d), ahead);
             }
         }
     }

@@ -168,7 +168,7 @@ impl Unit<'_> {
             // instruction set.
             unsafe {
                 let [scores] =
-                    scores::<S, Stored, R, 1>(&[keys.as_ptr()], dim, &queries.map(<[f32]>::as_ptr));
+                    scores::<S, Stored, R, 1>(&[keys.as_ptr()], dim, &queries.map(<[f32]>::as_ptr), None);
                 for (r, s) in scores.into_iter().enumerate() {
                     let mut s = S::mul(s, S::splat(scale));
                     if let Some(cap) = softcap {

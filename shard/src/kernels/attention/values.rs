@@ -1,13 +1,14 @@
-//! Values as f32, dimensions side by side, whatever way they are stored; pages whose keys and values have fewer bits; and results of
-//! pages, joined.
+//! Keys and values where they are read as they are stored, and what is asked for meanwhile; values as f32, dimensions side by side,
+//! whatever way they are stored; pages whose keys and values have fewer bits; and results of pages, joined.
 
 use std::ops::Range;
 
 use half::f16;
-use scheduler::session_kind::CACHE_BLOCK;
+use scheduler::{CacheType, session_kind::CACHE_BLOCK};
 
 use super::{
-    QUARTER,
+    KvShape, PAGE, QUARTER,
+    registers::{Ahead, Stored},
     small::{Layout, block_of, reference, rotate},
     tile::{WEIGHTS, Work, inside},
 };
@@ -18,7 +19,73 @@ use crate::kernels::{
     vector::{load_part, store_part},
 };
 
+/// Most pairs of a unit that waits for memory. With more of them the time between two groups of keys is long enough for what the
+/// hardware fetches ahead.
+const FEW: usize = 16;
+
 impl Work<'_> {
+    /// How many bytes behind `from`, position `at` of the page at `base`, lies what comes [`QUARTER`] positions later in the order of
+    /// [`Work::page`], first the keys of a page and then its values; 0 for nothing that needs to be asked for.
+    #[inline(always)]
+    pub(super) unsafe fn ahead(&self, base: usize, at: usize, keys: bool, from: *const u16) -> isize {
+        let next = at + QUARTER;
+        let (position, keys) = match (next < PAGE, keys) {
+            (true, _) => (base + next, keys),
+            (false, true) => (base + next - PAGE, false),
+            (false, false) => (base + next, true),
+        };
+        let KvShape { head_dim, latent, cache, .. } = self.task.shape;
+        let seen = position < self.union(0, self.count).end;
+        if self.count > FEW || !seen || !keys && latent.is_some() || cache != CacheType::F16 {
+            return 0;
+        }
+        // SAFETY: the quarter exists.
+        let (head, at) = unsafe { self.task.quarter(self.kv_head, position) };
+        let next = head.wrapping_add((at + if keys { 0 } else { QUARTER }) * head_dim);
+        next as isize - from as isize
+    }
+
+    /// Asks for what lies `ahead` of `len` keys or values that begin at `from`.
+    #[inline(always)]
+    pub(super) unsafe fn ask<S: Simd>(&self, from: *const u16, len: usize, ahead: isize) {
+        if ahead != 0 {
+            let from = from.cast::<u8>().wrapping_offset(ahead);
+            for line in (0..len * self.task.shape.head_dim * size_of::<u16>()).step_by(64) {
+                // SAFETY: a prefetch may name any address, and the caller promises the instruction set.
+                unsafe { S::prefetch(from.wrapping_add(line)) };
+            }
+        }
+    }
+
+    /// Scores of 16 keys as they are stored, from place `at` on, for the pairs of a unit that is one tile.
+    #[inline(always)]
+    pub(super) unsafe fn score_stored<S: Simd>(&self, keys: *const u16, at: usize, ahead: Ahead) {
+        // SAFETY: as in `page`.
+        unsafe {
+            match self.count {
+                4 => self.score_rows::<S, Stored, 4, 1>(&[keys], at, 0, ahead),
+                3 => self.score_rows::<S, Stored, 3, 1>(&[keys], at, 0, ahead),
+                2 => self.score_rows::<S, Stored, 2, 1>(&[keys], at, 0, ahead),
+                _ => self.score_rows::<S, Stored, 1, 1>(&[keys], at, 0, ahead),
+            }
+        }
+    }
+
+    /// Adds values as they are stored, those of positions `run`, to the page's results of the pairs of a unit that is one tile.
+    #[inline(always)]
+    pub(super) unsafe fn mix_stored<S: Simd>(&self, values: *const u16, run: Range<usize>, ahead: Ahead) {
+        let values = (values, self.task.shape.head_dim);
+        // SAFETY: as in `page`.
+        unsafe {
+            match self.count {
+                4 => self.mix_rows::<S, Stored, 4>(values, run, 0, ahead),
+                3 => self.mix_rows::<S, Stored, 3>(values, run, 0, ahead),
+                2 => self.mix_rows::<S, Stored, 2>(values, run, 0, ahead),
+                _ => self.mix_rows::<S, Stored, 1>(values, run, 0, ahead),
+            }
+        }
+    }
+
     /// Widens one row of values to place `at`; its padding becomes 0.
     #[inline(always)]
     pub(super) unsafe fn widen_value<S: Simd>(&self, from: *const u16, at: usize) {
