@@ -136,10 +136,11 @@ pub fn computes_on_processors(device: &str) -> bool {
     known.is_some_and(|name| !(name.has_driver() || chosen_later && name == DeviceName::Auto))
 }
 
-/// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again. A header that asks
-/// for more is hostile.
+/// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again; an eighth of the slabs that
+/// caches lie in may be unused. A header that asks for more is hostile.
 pub fn for_model(file_bytes: u64, kv_bytes: u64) -> u64 {
-    file_bytes.saturating_mul(3).saturating_add(kv_bytes).saturating_add(SLACK_BYTES)
+    let caches = kv_bytes.saturating_add(kv_bytes / 7);
+    file_bytes.saturating_mul(3).saturating_add(caches).saturating_add(SLACK_BYTES)
 }
 
 /// Lets `bytes` more of address space than is used now be taken; nothing may raise that again.

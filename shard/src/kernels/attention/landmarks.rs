@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::{F16_MAX, KvQuarter, KvShape, PAGE, QUARTER, quarter_len};
+use super::{F16_MAX, KvQuarter, KvShape, PAGE, PARALLEL, QUARTER, quarter_len};
 use crate::kernels::{
     Cpu, Kernel,
     simd::{LANES, Simd},
@@ -35,9 +35,12 @@ pub fn store(
     assert!(block.is_multiple_of(LANES) && PAGE.is_multiple_of(block), "blocks of {block}");
     let len = landmark_len(shape);
     let numbers = stored.start / block..stored.end / block;
+    if numbers.is_empty() {
+        return;
+    }
     assert!(numbers.end * len <= landmarks.len(), "landmarks of {block} positions end too early");
     let of = |number: usize| number * block / QUARTER..((number + 1) * block).div_ceil(QUARTER);
-    let touched = &pages[of(numbers.start).start..of(numbers.end).start];
+    let touched = &pages[of(numbers.start).start..of(numbers.end - 1).end];
     assert!(touched.iter().all(|it| it.len() == quarter_len(shape)), "a page has another shape");
     let shared = Shared(landmarks.as_mut_ptr());
     let mean = |number: usize| {
@@ -45,7 +48,7 @@ pub fn store(
         let to = unsafe { shared.part(number * len..(number + 1) * len) };
         cpu.run(Means { quarters: &pages[of(number)], shape, at: number * block % QUARTER, block, to });
     };
-    if numbers.len() < cpu.pool().threads() {
+    if numbers.len() * block * len < PARALLEL {
         return numbers.for_each(mean);
     }
     cpu.pool().run(&|worker, workers| (numbers.start + worker..numbers.end).step_by(workers).for_each(mean));

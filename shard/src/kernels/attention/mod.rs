@@ -35,9 +35,11 @@
 //!
 //! # How it is fast
 //! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
-//! counter, the long ones first; where there are few of them, parts of their pages are ([`task`]). Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
-//! in register tiles of 4 pairs (2 with few registers), q.k of two groups at a time. A single tile (decoding) reads the f16 directly. Sinks and landmarks
-//! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
+//! counter, head by head, so that keys and values stay near, and the long ones of a head first; where there are few of them, parts of
+//! their pages are ([`task`]). Inside, groups of 16 keys or a run of values are widened to f32 once and used by all pairs, in register
+//! tiles of 4 pairs (2 with few registers, and 2 pairs against two groups of keys with many). A single tile (decoding) reads what is
+//! stored, and asks for what comes 64 positions later line by line beside the products. Sinks and landmarks are the same for many rows
+//! and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
 //! The module [`usage`] counts what rows look at, for sessions that forget the rest; the places of such a session stand for the

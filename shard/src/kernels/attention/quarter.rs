@@ -1,8 +1,10 @@
 //! The memory of quarters. Those of one size lie side by side in slabs, so that also the many small ones of a long session are in
-//! huge pages: a step of SmolLM2 behind 7,900 positions takes a seventh less.
+//! huge pages: a step of attention behind 8,192 positions takes a seventh less.
 //!
-//! A quarter takes a free place of the first slab that has one, and a slab without quarters goes back to the system, so few stay
-//! when most sessions have ended.
+//! A quarter takes a free place of the slab that has fewest, so slabs become empty when sessions end, and an empty one goes back to
+//! the system; one stays while all others are full, since the next quarter would need it. Limits: places that are free in slabs
+//! that are not empty serve quarters of the same size only. A process holds what quarters of each size took at most together,
+//! and what sessions count (their bytes) may be less.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,11 +40,17 @@ struct Places {
     count: usize,
 }
 
-/// All slabs for quarters of one size, by their addresses.
+impl Places {
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.count
+    }
+}
+
+/// All slabs for quarters of one size, by their addresses, and those with free places by how many they have.
 #[derive(Default)]
 struct Slabs {
     all: BTreeMap<usize, Places>,
-    with_free: BTreeSet<usize>,
+    with_free: BTreeSet<(usize, usize)>,
 }
 
 /// Slabs by the bytes of a place.
@@ -56,41 +64,53 @@ fn slabs() -> MutexGuard<'static, BTreeMap<usize, Slabs>> {
 impl Slabs {
     /// A free place of `place` bytes, `None` where there is no memory.
     fn take(&mut self, place: usize) -> Option<NonNull<u8>> {
-        let at = match self.with_free.first() {
-            Some(at) => *at,
+        let (free, at) = match self.with_free.first() {
+            Some(fewest) => *fewest,
             None => {
                 let slab = Slab::new(place.checked_mul(FEWEST)?.checked_next_multiple_of(HUGE_PAGE)?)?;
                 let (at, count) = (slab.start().as_ptr() as usize, slab.bytes() / place);
                 // The first places go first.
                 self.all.insert(at, Places { slab, free: (0..count).rev().collect(), count });
-                self.with_free.insert(at);
-                at
+                self.with_free.insert((count, at));
+                (count, at)
             }
         };
         let places = self.all.get_mut(&at)?;
         let number = places.free.pop()?;
-        if places.free.is_empty() {
-            self.with_free.remove(&at);
+        self.with_free.remove(&(free, at));
+        if free > 1 {
+            self.with_free.insert((free - 1, at));
         }
         // SAFETY: the place ends inside the slab.
         Some(unsafe { places.slab.start().add(number * place) })
     }
 
-    /// Gives back the place of `place` bytes at `start`.
-    fn give_back(&mut self, start: usize, place: usize) {
-        let Some((&at, places)) = self.all.range_mut(..=start).next_back() else { return };
+    /// Gives back the place of `place` bytes at `start`; the result is what goes back to the system.
+    fn give_back(&mut self, start: usize, place: usize) -> [Option<Places>; 2] {
+        let Some((&at, places)) = self.all.range_mut(..=start).next_back() else { return [None, None] };
+        self.with_free.remove(&(places.free.len(), at));
         places.free.push((start - at) / place);
-        self.with_free.insert(at);
-        if places.free.len() == places.count {
-            self.all.remove(&at);
-            self.with_free.remove(&at);
-        }
+        self.with_free.insert((places.free.len(), at));
+        // One empty slab stays while there is no other place.
+        let goes = places.is_empty() && (self.with_free.len() > 1 || self.all.len() == 1);
+        let gone = if goes { self.remove(at) } else { None };
+        let last = self.all.first_key_value().filter(|(_, places)| self.all.len() == 1 && places.is_empty());
+        let last = last.map(|(at, _)| *at);
+        [gone, last.and_then(|at| self.remove(at))]
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Places> {
+        let places = self.all.remove(&at)?;
+        self.with_free.remove(&(places.free.len(), at));
+        Some(places)
     }
 }
 
 /// Bytes of the place of a quarter of `len` f16.
 fn place_of(len: usize) -> usize {
-    (len * size_of::<u16>()).max(1).next_multiple_of(LINE)
+    let bytes =
+        len.checked_mul(size_of::<u16>()).and_then(|bytes| bytes.max(1).checked_next_multiple_of(LINE));
+    bytes.expect("a quarter fits the address space")
 }
 
 impl Quarter {
@@ -117,12 +137,14 @@ impl Drop for Quarter {
     fn drop(&mut self) {
         let place = place_of(self.len);
         let mut slabs = slabs();
-        if let Some(of_size) = slabs.get_mut(&place) {
-            of_size.give_back(self.start.as_ptr() as usize, place);
-            if of_size.all.is_empty() {
-                slabs.remove(&place);
-            }
+        let Some(of_size) = slabs.get_mut(&place) else { return };
+        let gone = of_size.give_back(self.start.as_ptr() as usize, place);
+        if of_size.all.is_empty() {
+            slabs.remove(&place);
         }
+        // Others need not wait for the system.
+        drop(slabs);
+        drop(gone);
     }
 }
 
@@ -183,13 +205,31 @@ mod tests {
         assert!(
             quarters.iter().enumerate().all(|(number, it)| it.iter().all(|bits| *bits == !(number as u16)))
         );
-        // A place in the middle is taken again, and slabs without quarters go.
+        // The slab with fewest free places is filled first, and slabs without quarters go.
         let gone = quarters.remove(1).as_ptr();
         let again = quarters[0].clone();
         assert_eq!((again.as_ptr(), again[len - 1]), (gone, !0));
         drop(quarters);
         assert_eq!(slabs_of(len), (1, count - 1));
         drop(again);
+        assert_eq!(slabs_of(len), (0, 0));
+    }
+
+    #[test]
+    fn an_empty_slab_stays_while_all_others_are_full() {
+        let len = 200_003;
+        let count = HUGE_PAGE.max((FEWEST * place_of(len)).next_multiple_of(HUGE_PAGE)) / place_of(len);
+        let mut quarters: Vec<Quarter> = (0..count + 1).map(|_| Quarter::new(len, 1)).collect();
+        assert_eq!(slabs_of(len), (2, count - 1));
+        drop(quarters.pop());
+        assert_eq!(slabs_of(len), (2, count), "the next quarter needs no new slab");
+        quarters.push(Quarter::new(len, 2));
+        drop(quarters.pop());
+        drop(quarters.pop());
+        assert_eq!(slabs_of(len), (2, count + 1));
+        quarters.push(Quarter::new(len, 3));
+        assert_eq!(slabs_of(len), (2, count), "the fuller one is filled");
+        drop(quarters);
         assert_eq!(slabs_of(len), (0, 0));
     }
 

@@ -42,7 +42,7 @@ pub(super) type Ahead = Option<isize>;
 /// # Safety
 /// The instruction set of `S` is available.
 #[inline(always)]
-unsafe fn ask<S: Simd, T>(at: *const T, ahead: Ahead) {
+pub(super) unsafe fn ask<S: Simd, T>(at: *const T, ahead: Ahead) {
     if let Some(distance) = ahead {
         // SAFETY: promised by the caller; a prefetch may name any address.
         unsafe { S::prefetch(at.cast::<u8>().wrapping_offset(distance)) };
@@ -141,8 +141,8 @@ unsafe fn sum<S: Simd, const R: usize, const G: usize>(
     a
 }
 
-/// q.k of R queries with G groups of 16 keys. The tree 8-4-2-1 over the sixteen partial sums is walked depth first, so that few of
-/// them are alive at a time.
+/// q.k of R queries with G groups of 16 keys. Partial sums wait in memory for the tree 8-4-2-1 over them: few registers are taken by
+/// those that are done.
 ///
 /// # Safety
 /// The instruction set of `S` is available; each of `keys` is `[dim][16]`, each query has `dim` values.

@@ -16,8 +16,7 @@ use crate::kernels::{
     vector::load_part,
 };
 
-/// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache. A quarter of it where
-/// values are read as they are stored, since each run asks at once for what a later one reads.
+/// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
 pub(super) const RUN: usize = 32;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
@@ -231,7 +230,7 @@ impl Work<'_> {
                 }
                 let keys = keys.add(at * dim);
                 if stored {
-                    let ahead = Some(self.ahead(base, group * LANES, true, keys));
+                    let ahead = Some(self.ahead(base, group * LANES, true, keys.cast()));
                     self.score_stored::<S>(keys, group * LANES, ahead);
                     group += 1;
                     continue;
@@ -239,15 +238,14 @@ impl Work<'_> {
                 // Two groups of a quarter follow each other: they are scored together where the registers do for them.
                 let both = S::TILE >= 8 && group.is_multiple_of(2) && (group + 1) * LANES < seen.end;
                 let groups = if both { 2 } else { 1 };
-                self.ask::<S>(keys, groups * LANES, self.ahead(base, group * LANES, true, keys));
+                self.ask_all::<S>(keys, groups * LANES, self.ahead(base, group * LANES, true, keys.cast()));
                 for d in 0..groups * dim {
                     S::store(self.keys.add(d * LANES), S::load_f16(keys.add(d * LANES)));
                 }
-                let first = self.keys.cast_const();
                 if S::TILE >= 8 && both {
-                    self.score_group::<S, Widened, 2>(&[first, first.add(dim * LANES)], group, base);
+                    self.score_group::<S, 2>(group, base);
                 } else {
-                    self.score_group::<S, Widened, 1>(&[first], group, base);
+                    self.score_group::<S, 1>(group, base);
                 }
                 group += groups;
             }
@@ -268,29 +266,29 @@ impl Work<'_> {
             }
             let mut at = seen.start;
             while at < seen.end {
-                let most = if stored { RUN / 4 } else { RUN };
-                let run = at..seen.end.min(at + most).min((at / QUARTER + 1) * QUARTER);
-                let (keys, first) = self.task.quarter(self.kv_head, base + at);
-                if self.task.shape.in_quarter((base + at) / QUARTER).cache != CacheType::F16 {
-                    self.widen_small::<S>(keys.cast(), first..first + run.len());
-                    self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
+                let run = at..seen.end.min(at + RUN).min((at / QUARTER + 1) * QUARTER);
+                at = run.end;
+                let (keys, first) = self.task.quarter(self.kv_head, base + run.start);
+                let widened = first..first + run.len();
+                if self.task.shape.in_quarter((base + run.start) / QUARTER).cache != CacheType::F16 {
+                    let from = keys.cast::<u8>().add(Layout::of(self.task.shape).value(first, 0));
+                    let ahead = self.ahead(base, run.start, false, from);
+                    self.widen_small::<S>(keys.cast(), widened, ahead);
                 } else if self.task.shape.latent.is_some() {
-                    self.turn_values::<S>(keys, first..first + run.len());
-                    self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
+                    self.turn_values::<S>(keys, widened);
                 } else {
                     let values = keys.add((QUARTER + first) * dim);
-                    let ahead = self.ahead(base, at, false, values);
+                    let ahead = self.ahead(base, run.start, false, values.cast());
                     if stored {
-                        self.mix_stored::<S>(values, run.clone(), Some(ahead));
-                    } else {
-                        self.ask::<S>(values, run.len(), ahead);
-                        for j in 0..run.len() {
-                            self.widen_value::<S>(values.add(j * dim), j);
-                        }
-                        self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
+                        self.mix_stored::<S>(values, run, Some(ahead));
+                        continue;
+                    }
+                    self.ask_all::<S>(values, run.len(), ahead);
+                    for j in 0..run.len() {
+                        self.widen_value::<S>(values.add(j * dim), j);
                     }
                 }
-                at = run.end;
+                self.mix_run::<S>(run, base);
             }
             self.combine_page::<S>(base);
         }
@@ -305,37 +303,31 @@ impl Work<'_> {
         }
     }
 
-    /// Scores of G times 16 positions for all pairs that see any of them.
+    /// Scores of the widened keys, G times 16 positions, for all pairs that see any of them.
     #[inline(always)]
-    unsafe fn score_group<S: Simd, K: Source, const G: usize>(
-        &self,
-        keys: &[*const K::Value; G],
-        group: usize,
-        base: usize,
-    ) {
+    unsafe fn score_group<S: Simd, const G: usize>(&self, group: usize, base: usize) {
         let mut row = 0;
         // SAFETY: as in `page`.
         unsafe {
             if S::TILE >= 8 {
                 while row + 4 <= self.count {
-                    self.score_tile::<S, K, 4, G>(keys, group, base, row);
+                    self.score_tile::<S, 4, G>(group, base, row);
                     row += 4;
                 }
             }
             while row + 2 <= self.count {
-                self.score_tile::<S, K, 2, G>(keys, group, base, row);
+                self.score_tile::<S, 2, G>(group, base, row);
                 row += 2;
             }
             if row < self.count {
-                self.score_tile::<S, K, 1, G>(keys, group, base, row);
+                self.score_tile::<S, 1, G>(group, base, row);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn score_tile<S: Simd, K: Source, const R: usize, const G: usize>(
+    unsafe fn score_tile<S: Simd, const R: usize, const G: usize>(
         &self,
-        keys: &[*const K::Value; G],
         group: usize,
         base: usize,
         row: usize,
@@ -344,17 +336,21 @@ impl Work<'_> {
         let sees = |group: usize| group * LANES < seen.end && (group + 1) * LANES > seen.start;
         // SAFETY: as in `page`.
         unsafe {
+            let mut keys = [self.keys.cast_const(); G];
+            for (number, keys) in keys.iter_mut().enumerate() {
+                *keys = keys.add(number * self.task.shape.head_dim * LANES);
+            }
             if G == 2 && sees(group) && sees(group + 1) {
                 // Each load serves as many products as there are loads: half of the rows at a time.
                 let at = group * LANES;
                 if R == 4 {
-                    self.score_rows::<S, K, 2, G>(keys, at, row, None);
-                    return self.score_rows::<S, K, 2, G>(keys, at, row + 2, None);
+                    self.score_rows::<S, Widened, 2, G>(&keys, at, row, None);
+                    return self.score_rows::<S, Widened, 2, G>(&keys, at, row + 2, None);
                 }
-                return self.score_rows::<S, K, R, G>(keys, at, row, None);
+                return self.score_rows::<S, Widened, R, G>(&keys, at, row, None);
             }
             for (group, keys) in (group..).zip(keys).filter(|(group, _)| sees(*group)) {
-                self.score_rows::<S, K, R, 1>(&[*keys], group * LANES, row, None);
+                self.score_rows::<S, Widened, R, 1>(&[keys], group * LANES, row, None);
             }
         }
     }
@@ -454,52 +450,40 @@ impl Work<'_> {
         }
     }
 
-    /// Adds the values of positions `run` to the page's results of all pairs that see any of them.
+    /// Adds the widened values, those of positions `run`, to the page's results of all pairs that see any of them.
     #[inline(always)]
-    pub(super) unsafe fn mix_run<S: Simd, V: Source>(
-        &self,
-        values: *const V::Value,
-        stride: usize,
-        run: Range<usize>,
-        base: usize,
-    ) {
+    unsafe fn mix_run<S: Simd>(&self, run: Range<usize>, base: usize) {
         let mut row = 0;
         // SAFETY: as in `page`.
         unsafe {
             if S::TILE >= 8 {
                 while row + 4 <= self.count {
-                    self.mix_tile::<S, V, 4>(values, stride, &run, base, row);
+                    self.mix_tile::<S, 4>(&run, base, row);
                     row += 4;
                 }
             }
             while row + 2 <= self.count {
-                self.mix_tile::<S, V, 2>(values, stride, &run, base, row);
+                self.mix_tile::<S, 2>(&run, base, row);
                 row += 2;
             }
             if row < self.count {
-                self.mix_tile::<S, V, 1>(values, stride, &run, base, row);
+                self.mix_tile::<S, 1>(&run, base, row);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn mix_tile<S: Simd, V: Source, const R: usize>(
-        &self,
-        values: *const V::Value,
-        stride: usize,
-        run: &Range<usize>,
-        base: usize,
-        row: usize,
-    ) {
+    unsafe fn mix_tile<S: Simd, const R: usize>(&self, run: &Range<usize>, base: usize, row: usize) {
         let seen = inside(&self.union(row, R), base);
         let (from, to) = (run.start.max(seen.start), run.end.min(seen.end));
         if from >= to {
             return;
         }
+        let stride = self.padded_value();
         // SAFETY: as in `page`.
         unsafe {
-            let values = values.add((from - run.start) * stride);
-            self.mix_rows::<S, V, R>((values, stride), from..to, row, None);
+            let values = self.values.cast_const().add((from - run.start) * stride);
+            self.mix_rows::<S, Widened, R>((values, stride), from..to, row, None);
         }
     }
 

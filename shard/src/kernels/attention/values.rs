@@ -7,8 +7,8 @@ use half::f16;
 use scheduler::{CacheType, session_kind::CACHE_BLOCK};
 
 use super::{
-    KvShape, PAGE, QUARTER,
-    registers::{Ahead, Stored},
+    PAGE, QUARTER,
+    registers::{Ahead, Stored, ask},
     small::{Layout, block_of, reference, rotate},
     tile::{WEIGHTS, Work, inside},
 };
@@ -27,27 +27,32 @@ impl Work<'_> {
     /// How many bytes behind `from`, position `at` of the page at `base`, lies what comes [`QUARTER`] positions later in the order of
     /// [`Work::page`], first the keys of a page and then its values; 0 for nothing that needs to be asked for.
     #[inline(always)]
-    pub(super) unsafe fn ahead(&self, base: usize, at: usize, keys: bool, from: *const u16) -> isize {
+    pub(super) unsafe fn ahead(&self, base: usize, at: usize, keys: bool, from: *const u8) -> isize {
         let next = at + QUARTER;
         let (position, keys) = match (next < PAGE, keys) {
             (true, _) => (base + next, keys),
             (false, true) => (base + next - PAGE, false),
             (false, false) => (base + next, true),
         };
-        let KvShape { head_dim, latent, cache, .. } = self.task.shape;
+        let shape = self.task.shape.in_quarter(position / QUARTER);
         let seen = position < self.union(0, self.count).end;
-        if self.count > FEW || !seen || !keys && latent.is_some() || cache != CacheType::F16 {
+        if self.count > FEW || !seen || !keys && shape.latent.is_some() {
             return 0;
         }
         // SAFETY: the quarter exists.
         let (head, at) = unsafe { self.task.quarter(self.kv_head, position) };
-        let next = head.wrapping_add((at + if keys { 0 } else { QUARTER }) * head_dim);
-        next as isize - from as isize
+        let bytes = match (shape.cache, keys) {
+            (CacheType::F16, true) => at * shape.head_dim * size_of::<u16>(),
+            (CacheType::F16, false) => (QUARTER + at) * shape.head_dim * size_of::<u16>(),
+            (_, true) => Layout::of(shape).key(at / LANES, 0),
+            (_, false) => Layout::of(shape).value(at, 0),
+        };
+        (head.cast::<u8>().wrapping_add(bytes) as isize).wrapping_sub(from as isize)
     }
 
     /// Asks for what lies `ahead` of `len` keys or values that begin at `from`.
     #[inline(always)]
-    pub(super) unsafe fn ask<S: Simd>(&self, from: *const u16, len: usize, ahead: isize) {
+    pub(super) unsafe fn ask_all<S: Simd>(&self, from: *const u16, len: usize, ahead: isize) {
         if ahead != 0 {
             let from = from.cast::<u8>().wrapping_offset(ahead);
             for line in (0..len * self.task.shape.head_dim * size_of::<u16>()).step_by(64) {
@@ -278,22 +283,31 @@ impl Work<'_> {
         let mut row = 0;
         // SAFETY: as in `page`.
         unsafe {
+            if self.count <= 4 {
+                let ahead = Some(self.ahead(base, group * LANES, true, keys));
+                return match self.count {
+                    4 => self.small_scores::<S, 4>(keys, group, base, 0, ahead),
+                    3 => self.small_scores::<S, 3>(keys, group, base, 0, ahead),
+                    2 => self.small_scores::<S, 2>(keys, group, base, 0, ahead),
+                    _ => self.small_scores::<S, 1>(keys, group, base, 0, ahead),
+                };
+            }
             if S::TILE >= 8 {
                 while row + 8 <= self.count {
-                    self.small_scores::<S, 8>(keys, group, base, row);
+                    self.small_scores::<S, 8>(keys, group, base, row, None);
                     row += 8;
                 }
             }
             while row + 4 <= self.count {
-                self.small_scores::<S, 4>(keys, group, base, row);
+                self.small_scores::<S, 4>(keys, group, base, row, None);
                 row += 4;
             }
             while row + 2 <= self.count {
-                self.small_scores::<S, 2>(keys, group, base, row);
+                self.small_scores::<S, 2>(keys, group, base, row, None);
                 row += 2;
             }
             if row < self.count {
-                self.small_scores::<S, 1>(keys, group, base, row);
+                self.small_scores::<S, 1>(keys, group, base, row, None);
             }
         }
     }
@@ -306,6 +320,7 @@ impl Work<'_> {
         group: usize,
         base: usize,
         row: usize,
+        ahead: Ahead,
     ) {
         let seen = inside(&self.union(row, R), base);
         if group * LANES >= seen.end || (group + 1) * LANES <= seen.start {
@@ -329,6 +344,7 @@ impl Work<'_> {
                 }
                 if layout.four {
                     for v in 0..CACHE_BLOCK / 8 {
+                        ask::<S, _>(keys.add(v * 4 * LANES), ahead);
                         let both = S::load_bytes(keys.add(v * 4 * LANES));
                         let (low, high) = (S::and(both, S::splat_byte(15)), S::shr::<4>(both));
                         for r in 0..R {
@@ -338,6 +354,7 @@ impl Work<'_> {
                     }
                 } else {
                     for v in 0..CACHE_BLOCK / 4 {
+                        ask::<S, _>(keys.add(v * 4 * LANES), ahead);
                         let codes = S::bias(S::load_bytes(keys.add(v * 4 * LANES)));
                         for r in 0..R {
                             sums[r] = S::dot_biased(sums[r], codes, q[r].add(4 * v));
@@ -356,9 +373,9 @@ impl Work<'_> {
         }
     }
 
-    /// Widens the values of positions `run` of a quarter.
+    /// Widens the values of positions `run` of a quarter, and asks for what lies `ahead`.
     #[inline(always)]
-    pub(super) unsafe fn widen_small<S: Simd>(&self, head: *const u8, run: Range<usize>) {
+    pub(super) unsafe fn widen_small<S: Simd>(&self, head: *const u8, run: Range<usize>, ahead: isize) {
         let (layout, padded) = (Layout::of(self.task.shape), self.padded_value());
         // SAFETY: as in `page`; scales are read sixteen at a time, and there are 64.
         unsafe {
@@ -373,6 +390,9 @@ impl Work<'_> {
                     let to = self.values.add((at - run.start) * padded);
                     let scale = S::splat(scales[at]);
                     let from = head.add(layout.value(at, block));
+                    if block.is_multiple_of(2) {
+                        ask::<S, _>(from, Some(ahead));
+                    }
                     let halves = if layout.four {
                         S::load_halves_i32(from)
                     } else {
