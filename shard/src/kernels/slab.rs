@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 
 /// Size of a huge page.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
+/// Size of a line of the caches.
+pub(super) const LINE: usize = 64;
 
 /// Memory that is not initialized, aligned to huge pages where the system is asked for them and to lines of the caches elsewhere.
 /// What is not written is never touched.
@@ -87,8 +89,7 @@ mod system {
 mod system {
     use std::{alloc, ptr::NonNull};
 
-    /// A line of the caches.
-    const LINE: usize = 64;
+    use super::LINE;
 
     /// As the allocator has it.
     pub(super) fn take(bytes: usize) -> Option<NonNull<u8>> {

@@ -14,10 +14,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::kernels::slab::{HUGE_PAGE, Slab};
+use crate::kernels::slab::{HUGE_PAGE, LINE, Slab};
 
-/// Alignment of a quarter: a line of the caches.
-const LINE: usize = 64;
 /// A slab holds at least so many quarters, so at most an eighth of it is never used.
 const FEWEST: usize = 8;
 
