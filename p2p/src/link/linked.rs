@@ -25,7 +25,8 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::datagram::send::Place;
 use super::datagram::session::{Delivered, MAX_FRAME, PLACE_LEN};
-use super::neighbor::{Doors, Lane, Link, Neighbor, Offer};
+use super::lane::{Doors, Lane};
+use super::neighbor::{Link, Neighbor, Offer};
 use crate::governor::Permit;
 
 const RECORD_LEN: usize = 9;

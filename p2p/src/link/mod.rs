@@ -22,6 +22,7 @@ mod kmod;
 #[cfg(not(target_os = "linux"))]
 #[path = "kmod_absent.rs"]
 mod kmod;
+mod lane;
 mod linked;
 pub(crate) mod links;
 mod neighbor;

@@ -7,14 +7,14 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libp2p::swarm::ConnectionId;
 use scheduler::NodeId;
 use scheduler::governor::Resource;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 use super::attached::{Attached, Carrier};
 use super::choice::Figures;
@@ -23,6 +23,7 @@ use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session
 use super::datagram::socket::Socket;
 use super::datagram::{Time, seal::Secret};
 use super::info::LinkInfo;
+use super::lane::{Doors, Registered};
 use super::timer::Timer;
 use crate::governor::{Governor, Permit};
 use crate::link_kind::LinkKind;
@@ -57,43 +58,6 @@ pub(crate) trait Link: Send + Sync {
     fn kind(&self) -> LinkKind;
     /// Hands a frame over, if it can be carried now.
     fn offer(&self, place: Place, frame: [&[u8]; 2]) -> Offer;
-}
-
-/// What a stream knows of its frames that datagrams carry.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    /// The other end takes datagrams for it.
-    ready: AtomicBool,
-    /// Frames handed over that have neither arrived nor been written to the stream.
-    pub(crate) outstanding: AtomicUsize,
-    /// One of them has.
-    pub(crate) settled: Notify,
-}
-
-impl Lane {
-    /// A frame has arrived, or is on the stream.
-    pub(crate) fn settle(&self) {
-        self.outstanding.fetch_sub(1, Ordering::AcqRel);
-        self.settled.notify_waiters();
-    }
-}
-
-/// What a lane receives by.
-#[derive(Debug)]
-pub(crate) struct Doors {
-    pub(crate) lane: Arc<Lane>,
-    pub(crate) inbox: mpsc::UnboundedReceiver<Delivered>,
-    pub(crate) returns: mpsc::UnboundedReceiver<(u32, Vec<u8>)>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    lane: Arc<Lane>,
-    /// The other end opened it, and has to hear that this one takes datagrams for it.
-    accepted: bool,
-    inbox: mpsc::UnboundedSender<Delivered>,
-    /// Frames that take the stream after all. Here and not in the lane: the task that writes them ends with the entry.
-    returns: mpsc::UnboundedSender<(u32, Vec<u8>)>,
 }
 
 #[derive(Debug)]
@@ -180,7 +144,7 @@ impl Link for Neighbor {
             return Offer::Decline;
         }
         lane.outstanding.fetch_add(1, Ordering::AcqRel);
-        let taken = state.session.send(self.now(), place, frame);
+        let taken = self.send(&mut state, place, frame);
         let waits = state.session.is_busy();
         let worn = state.session.wants_keys();
         self.pump(&mut state);
@@ -296,7 +260,7 @@ impl Neighbor {
                     state.lanes.iter().filter(|(_, lane)| lane.accepted).map(|(name, _)| *name).collect();
                 for name in accepted {
                     let place = Place { lane: ECHO, number: 0 };
-                    state.session.send(self.now(), place, [&[READY], &name.to_le_bytes()]);
+                    self.send(&mut state, place, [&[READY], &name.to_le_bytes()]);
                 }
             }
         }
@@ -402,15 +366,9 @@ impl Neighbor {
         if name == ECHO || state.lanes.contains_key(&name) {
             return None;
         }
-        let (inbox, inbox_out) = mpsc::unbounded_channel();
-        let (returns, returns_out) = mpsc::unbounded_channel();
-        let lane = Arc::new(Lane {
-            ready: AtomicBool::new(accepted),
-            outstanding: AtomicUsize::new(0),
-            settled: Notify::new(),
-        });
-        state.lanes.insert(name, Registered { lane: lane.clone(), accepted, inbox, returns });
-        Some(Doors { lane, inbox: inbox_out, returns: returns_out })
+        let (registered, doors) = Registered::new(accepted);
+        state.lanes.insert(name, registered);
+        Some(doors)
     }
 
     /// Tells the other end that datagrams are taken for a lane.
@@ -425,7 +383,7 @@ impl Neighbor {
 
     fn send_own(&self, number: u32, frame: [&[u8]; 2]) -> bool {
         let mut state = self.state();
-        let sent = state.session.send(self.now(), Place { lane: ECHO, number }, frame);
+        let sent = self.send(&mut state, Place { lane: ECHO, number }, frame);
         self.pump(&mut state);
         sent
     }
@@ -491,6 +449,16 @@ impl Neighbor {
             self.pump(&mut state);
         }
         state.session.due()
+    }
+
+    /// Gives the session a frame, if it has room for one, and announces it before it is sealed.
+    fn send(&self, state: &mut State, place: Place, frame: [&[u8]; 2]) -> bool {
+        let State { session, train, .. } = state;
+        let now = self.now();
+        if let Some(segment) = session.announce(now, frame[0].len() + frame[1].len(), train) {
+            self.socket.send(self.address, train, segment);
+        }
+        session.send(now, place, frame)
     }
 
     /// Hands on what the session has to say, and sends what it has to send.
@@ -578,7 +546,7 @@ impl Neighbor {
             ASK => {
                 let holder = self.governor.holder(self.peer);
                 if self.governor.spend(holder, Resource::Echoes, rest.len() as u64).is_ok() {
-                    state.session.send(self.now(), delivered.place, [&[ANSWER], rest]);
+                    self.send(state, delivered.place, [&[ANSWER], rest]);
                 }
             }
             ANSWER => {

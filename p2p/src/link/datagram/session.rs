@@ -38,6 +38,8 @@ const ACKS: usize = 2;
 /// How long fewer may wait: an answer that comes sooner goes first. Far below a first retransmission time; a sender's next ones
 /// follow the round trips that it sees, which this is part of.
 const ACK_DELAY: Duration = Duration::from_micros(500);
+/// How long after a message the next one is announced: the other end looks for it until then, or is about to sleep.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// What both ends have agreed on.
 #[derive(Debug)]
@@ -150,6 +152,8 @@ pub(crate) struct Session {
     /// Messages to be acknowledged, and when.
     acks: Vec<u32>,
     acks_due: Option<Time>,
+    /// When the last message was taken over.
+    sent: Time,
     news: Vec<News>,
     counts: Counts,
 }
@@ -166,6 +170,7 @@ impl Session {
             control: VecDeque::new(),
             acks: Vec::with_capacity(ACKS),
             acks_due: None,
+            sent: Time::ZERO,
             news: Vec::new(),
             counts: Counts::default(),
             terms,
@@ -253,8 +258,25 @@ impl Session {
         self.keys.outward.seal(self.terms.there, message, &mut sealed);
         let stamp = Stamp { epoch: self.keys.outward.epoch, key: self.keys.outward.header.clone() };
         self.sender.push(now, place, sealed, stamp);
+        self.sent = now;
         self.counts.frames += u64::from(place.lane != ECHO);
         true
+    }
+
+    /// Writes into `train` the datagrams that go before a frame of `frame_bytes` that [`Session::send`] is given next, and returns the
+    /// length of one: what has come is acknowledged, or once more. A neighbor that hears of nothing has let its processor sleep, and
+    /// while the frame is sealed and cut into chunks it wakes. `None` where that saves nothing.
+    pub(crate) fn announce(&mut self, now: Time, frame_bytes: usize, train: &mut Vec<u8>) -> Option<usize> {
+        let is_short = frame_bytes < self.terms.chunk_bytes;
+        if is_short || self.sender.is_busy() || now.saturating_sub(self.sent) < PAUSE {
+            return None;
+        }
+        if self.acks.is_empty() {
+            self.acks.push(self.receiver.newest());
+        }
+        self.acks_due = None;
+        train.clear();
+        Some(self.write_acks(train))
     }
 
     /// Asks whether the way is open to datagrams with so many bytes behind the header, at most a chunk's, there and back.
@@ -447,6 +469,12 @@ impl Session {
             return Some(train.len());
         }
         self.acks_due.take_if(|due| *due <= now)?;
+        Some(self.write_acks(train))
+    }
+
+    /// Adds the acknowledgements that wait to `train`, and returns the length of one.
+    fn write_acks(&mut self, train: &mut Vec<u8>) -> usize {
+        let key = &self.keys.outward.header;
         let free = PLACES.saturating_sub(self.taken.load(Ordering::Relaxed)) as u16;
         let (session, epoch, payload) = (self.terms.there, self.keys.outward.epoch, free.to_le_bytes());
         let len = payload.len() as u16;
@@ -455,6 +483,6 @@ impl Session {
             let header = Header { kind, chunk: 0, session, message, total_bytes: 0, chunks: 0, len, epoch };
             header.write(&payload, key, train);
         }
-        Some(HEADER_LEN + payload.len())
+        HEADER_LEN + payload.len()
     }
 }

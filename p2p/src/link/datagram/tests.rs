@@ -129,28 +129,41 @@ impl World {
         self.wire.insert((self.now + late, self.posted), (to, datagram));
     }
 
+    /// As a neighbor does: announces what is worth it. Whether the session takes the frame.
+    fn send(&mut self, from: usize, place: Place, parts: [&[u8]; 2]) -> bool {
+        let (mut train, bytes) = (Vec::new(), parts[0].len() + parts[1].len());
+        if let Some(segment) = self.ends[from].announce(self.now, bytes, &mut train) {
+            self.post_train(from, &train, segment);
+        }
+        self.ends[from].send(self.now, place, parts)
+    }
+
     fn transmit(&mut self, from: usize) {
         let mut train = Vec::new();
         while let Some(segment) = self.ends[from].transmit(self.now, &mut train) {
-            for datagram in train.chunks(segment) {
-                assert!(datagram.len() <= HEADER_LEN + self.ends[from].chunk_bytes());
-                if datagram.len() > self.longest {
-                    continue;
-                }
-                if self.old.len() < 4_096 {
-                    self.old.push((1 - from, datagram.to_vec()));
-                }
-                if self.draws.happens(self.faults.doubled) {
-                    self.post(1 - from, datagram.to_vec());
-                }
-                if self.draws.happens(self.faults.repeated) {
-                    let at = self.draws.next() as usize % self.old.len();
-                    let (to, again) = self.old[at].clone();
-                    self.post(to, again);
-                }
-                if !self.draws.happens(self.faults.lost) {
-                    self.post(1 - from, datagram.to_vec());
-                }
+            self.post_train(from, &train, segment);
+        }
+    }
+
+    fn post_train(&mut self, from: usize, train: &[u8], segment: usize) {
+        for datagram in train.chunks(segment) {
+            assert!(datagram.len() <= HEADER_LEN + self.ends[from].chunk_bytes());
+            if datagram.len() > self.longest {
+                continue;
+            }
+            if self.old.len() < 4_096 {
+                self.old.push((1 - from, datagram.to_vec()));
+            }
+            if self.draws.happens(self.faults.doubled) {
+                self.post(1 - from, datagram.to_vec());
+            }
+            if self.draws.happens(self.faults.repeated) {
+                let at = self.draws.next() as usize % self.old.len();
+                let (to, again) = self.old[at].clone();
+                self.post(to, again);
+            }
+            if !self.draws.happens(self.faults.lost) {
+                self.post(1 - from, datagram.to_vec());
             }
         }
     }
@@ -221,7 +234,7 @@ fn exchange(seed: u64, faults: Faults, count: u32, longest: usize) -> World {
                 let len = world.draws.next() as usize % longest + 1;
                 let whole = frame(place, len);
                 let (head, rest) = whole.split_at(len.min(32));
-                if !world.ends[end].send(world.now, place, [head, rest]) {
+                if !world.send(end, place, [head, rest]) {
                     break;
                 }
                 *next += 1;
@@ -285,7 +298,7 @@ fn tokens(seed: u64, count: u32, limit: Duration) -> (Duration, usize) {
     for number in 0..count {
         let (place, started) = (Place { lane: 1, number }, world.now);
         for end in 0..2 {
-            assert!(world.ends[end].send(world.now, place, [b"", &frame(place, 5_200)]), "token {number}");
+            assert!(world.send(end, place, [b"", &frame(place, 5_200)]), "token {number}");
             while !world.seen[1 - end].delivered.contains_key(&place)
                 && !world.seen[end].returned.contains(&place)
             {
@@ -453,7 +466,7 @@ fn keys_change_while_frames_are_on_their_way() {
             }
             for end in 0..2 {
                 let place = Place { lane: 1, number };
-                assert!(world.ends[end].send(world.now, place, [b"", &frame(place, 3_000)]));
+                assert!(world.send(end, place, [b"", &frame(place, 3_000)]));
             }
             number += 1;
             // At the exchanges frames of both epochs are on their way.
@@ -474,6 +487,51 @@ fn keys_change_while_frames_are_on_their_way() {
     let forged = world.ends[to].counts().forged;
     assert!(!world.ends[to].on_datagram(world.now, &old), "an epoch that is over is still taken");
     assert_eq!(world.ends[to].counts().forged, forged + 1);
+}
+
+/// What follows a pause and is longer than a datagram is announced, by the acknowledgement of what came where one waits; what is short,
+/// follows at once or has a message before it on its way is not.
+#[test]
+fn a_frame_after_a_pause_is_announced() {
+    let (mut world, mut train) = (World::new(10, CLEAN), Vec::new());
+    let pause = Duration::from_micros(60);
+    world.now = pause;
+    let of = |world: &mut World, end: usize, bytes, train: &mut Vec<u8>| {
+        world.ends[end].announce(world.now, bytes, train).map(|segment| train.len() / segment)
+    };
+    assert_eq!(of(&mut world, 0, CHUNK_BYTES - 1, &mut train), None, "it is one datagram");
+    assert_eq!(of(&mut world, 0, 5_000, &mut train), Some(1));
+    let place = |number| Place { lane: 1, number };
+    assert!(world.ends[0].send(world.now, place(0), [b"", &frame(place(0), 5_000)]));
+    world.now += pause;
+    assert_eq!(of(&mut world, 0, 5_000, &mut train), None, "one is on its way");
+    // It arrives, and its acknowledgement is what announces the answer.
+    while world.seen[1].delivered.is_empty() {
+        world.step();
+    }
+    assert!(world.seen[0].arrived.is_empty());
+    assert_eq!(of(&mut world, 1, 5_000, &mut train), Some(1));
+    assert!(world.ends[0].on_datagram(world.now, &train));
+    world.hear(0);
+    assert!(world.seen[0].arrived.contains(&place(0)));
+    assert!(world.ends[1].send(world.now, place(0), [b"", &frame(place(0), 5_000)]));
+    let before = world.ends[1].counts();
+    while world.step() {}
+    assert!(world.seen[1].arrived.contains(&place(0)));
+    let after = world.ends[1].counts();
+    assert_eq!((after.sent.again, after.forged), (before.sent.again, 0), "nothing is asked for");
+    assert!(world.ends[0].send(world.now, place(1), [b"", &frame(place(1), 100)]));
+    while world.seen[0].arrived.len() < 2 {
+        world.step();
+    }
+    assert_eq!(of(&mut world, 0, 5_000, &mut train), Some(1));
+    assert!(world.ends[0].send(world.now, place(2), [b"", &frame(place(2), 100)]));
+    let sent = world.now;
+    while world.seen[0].arrived.len() < 3 {
+        world.step();
+    }
+    world.now = sent + Duration::from_micros(49);
+    assert_eq!(of(&mut world, 0, 5_000, &mut train), None, "it follows at once");
 }
 
 /// Under one secret so many messages are sealed and no more, and others are wanted once before that.
