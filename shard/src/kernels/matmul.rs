@@ -302,6 +302,7 @@ impl Call<'_> {
                 starts: job.starts.add(place * 3),
                 acc,
                 first: from == 0,
+                lead: self.isa.lead_bytes(),
             }
         }
     }

@@ -5,13 +5,12 @@ use std::{sync::atomic::AtomicU8, sync::atomic::Ordering, time::Duration, time::
 use super::{Cpu, Kernel, matrix::Arena, simd::Simd};
 use crate::Result;
 
-/// Bytes ahead of the loads that are asked for: what the matrix kernels use pays here too.
-const AHEAD: usize = 8192;
-
 /// Combines every byte of a range, so that no load can be left out.
 struct Sweep {
     start: *const u8,
     bytes: usize,
+    /// Bytes ahead of the loads that are asked for: what the matrix kernels use pays here too.
+    lead: usize,
 }
 
 impl Kernel for Sweep {
@@ -26,10 +25,10 @@ impl Kernel for Sweep {
                 (S::splat_byte(0), S::splat_byte(0), S::splat_byte(0), S::splat_byte(0));
             for step in 0..self.bytes / 256 {
                 let at = self.start.add(step * 256);
-                S::prefetch(at.wrapping_add(AHEAD));
-                S::prefetch(at.wrapping_add(AHEAD + 64));
-                S::prefetch(at.wrapping_add(AHEAD + 128));
-                S::prefetch(at.wrapping_add(AHEAD + 192));
+                S::prefetch(at.wrapping_add(self.lead));
+                S::prefetch(at.wrapping_add(self.lead + 64));
+                S::prefetch(at.wrapping_add(self.lead + 128));
+                S::prefetch(at.wrapping_add(self.lead + 192));
                 a = S::or(a, S::load_bytes(at));
                 b = S::or(b, S::load_bytes(at.add(64)));
                 c = S::or(c, S::load_bytes(at.add(128)));
@@ -63,7 +62,10 @@ pub(crate) fn time_reads(cpu: &Cpu, bytes: usize, passes: usize) -> Result<Vec<D
         let started = Instant::now();
         cpu.pool().run(&|worker, workers| {
             let (start, bytes) = share(worker, workers);
-            all.fetch_or(cpu.run(Sweep { start: start as *const u8, bytes }), Ordering::Relaxed);
+            all.fetch_or(
+                cpu.run(Sweep { start: start as *const u8, bytes, lead: cpu.isa().lead_bytes() }),
+                Ordering::Relaxed,
+            );
         });
         started.elapsed()
     });
@@ -83,7 +85,7 @@ mod tests {
         for isa in Isa::available() {
             let cpu = Cpu::new(isa, Pool::new(1, false));
             let mut bytes = vec![0u8; 1024];
-            let sweep = |bytes: &[u8]| cpu.run(Sweep { start: bytes.as_ptr(), bytes: bytes.len() });
+            let sweep = |bytes: &[u8]| cpu.run(Sweep { start: bytes.as_ptr(), bytes: bytes.len(), lead: 0 });
             assert_eq!(sweep(&bytes), 0);
             for at in [0, 63, 64, 255, 256, 1023] {
                 bytes[at] = 4;

@@ -33,6 +33,8 @@ pub(crate) struct Tile {
     pub acc: *mut f32,
     /// Whether the accumulators start at zero instead of at what is stored.
     pub first: bool,
+    /// Bytes of codes between what is asked for and what is used, where panels come from memory: [`Isa::lead_bytes`].
+    pub lead: usize,
 }
 
 /// One call of the float tile kernel.
@@ -126,7 +128,7 @@ impl<P: Source, const M: usize> Kernel for IntegerKernel<'_, P, M> {
                 }
             }
             let records = t.blocks / P::PER;
-            let lead = Lead::of::<P>(t.blocks);
+            let lead = Lead::of::<P>(t.blocks, t.lead);
             let asks = P::STREAMED;
             for record in 0..records {
                 let scale_record = t.scales.add(record * P::SCALE_STRIDE);
@@ -174,10 +176,6 @@ impl<P: Source, const M: usize> Kernel for IntegerKernel<'_, P, M> {
     }
 }
 
-/// Bytes of codes between what is asked for and what is used: a core reads them in some 350 ns, longer than memory takes to
-/// answer. Half of it costs a tenth of the bandwidth, twice as much changes nothing.
-const AHEAD: usize = 8192;
-
 /// How far ahead of its use a packed panel is asked for.
 struct Lead {
     /// The same in records.
@@ -191,9 +189,9 @@ struct Lead {
 
 impl Lead {
     #[inline(always)]
-    fn of<P: Source>(blocks: usize) -> Self {
+    fn of<P: Source>(blocks: usize, bytes: usize) -> Self {
         let record = P::PER * P::CODE_STRIDE;
-        let records = AHEAD.div_ceil(record);
+        let records = bytes.div_ceil(record);
         Self {
             records,
             codes: records * record,
@@ -278,6 +276,9 @@ pub(crate) unsafe fn unpack<L: Layout>(
     // SAFETY: the contract is the caller's.
     unsafe { isa.dispatch(kernel) }
 }
+
+/// Bytes of a panel of floats between what is asked for and what is used, for all panels together.
+const AHEAD: usize = 8192;
 
 /// Rows up to which floats are used as fast as they come: the hardware's own prefetching is then faster alone.
 const FEW: usize = 2;
