@@ -40,8 +40,9 @@ fn an_idle_model_is_unloaded_and_comes_back_for_others_and_for_its_own_node() {
         &folder.path().join("serves"),
         &["--layers", "1..7", "--unload-after", "2s", "--no-share"],
     );
-    // A busy machine may need longer for the next one than the model stays.
+    // A busy machine may need longer for the next `status` than the model stays.
     let loaded = model_of(&serves);
+    assert_eq!(loaded["unloaded"], false, "{loaded}");
     let peer = serves.tcp().to_owned();
     let asks = Node::start(&folder.path().join("asks"), &["--ask-only", "--peer", &peer]);
     asks.meets(1);

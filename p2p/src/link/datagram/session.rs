@@ -38,7 +38,8 @@ const ACKS: usize = 2;
 /// How long fewer may wait: an answer that comes sooner goes first. Far below a first retransmission time; a sender's next ones
 /// follow the round trips that it sees, which this is part of.
 const ACK_DELAY: Duration = Duration::from_micros(500);
-/// How long after a message the next one is announced: the other end looks for it until then, or is about to sleep.
+/// How long after a message the next one is announced. Measured between two namespaces: a round trip of ends that do not sleep takes 35 to
+/// 40 us, and with announcements 5 more; of ends that do it takes 75 us, and where 80 were waited for 100.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// What both ends have agreed on.
@@ -241,11 +242,16 @@ impl Session {
         self.sender.is_busy()
     }
 
+    /// Whether a message of so many sealed bytes can be sent now.
+    fn takes(&self, len: usize) -> bool {
+        len <= MAX_SENT && !self.keys.are_spent(self.sender.next_message()) && self.sender.has_room(len)
+    }
+
     /// Sends a frame if there is room for it now; false when there is none.
     pub(crate) fn send(&mut self, now: Time, place: Place, frame: [&[u8]; 2]) -> bool {
         let len = PLACE_LEN + frame[0].len() + frame[1].len() + SEAL_LEN;
         let message = self.sender.next_message();
-        if len > MAX_SENT || self.keys.are_spent(message) || !self.sender.has_room(len) {
+        if !self.takes(len) {
             if !self.sender.is_busy() {
                 self.sender.ask_for_credit(now, self.keys.outward.epoch);
             }
@@ -265,10 +271,11 @@ impl Session {
 
     /// Writes into `train` the datagrams that go before a frame of `frame_bytes` that [`Session::send`] is given next, and returns the
     /// length of one: what has come is acknowledged, or once more. A neighbor that hears of nothing has let its processor sleep, and
-    /// while the frame is sealed and cut into chunks it wakes. `None` where that saves nothing.
+    /// while the frame is sealed and cut into chunks it wakes. `None` where that saves nothing, and where the frame is not taken.
     pub(crate) fn announce(&mut self, now: Time, frame_bytes: usize, train: &mut Vec<u8>) -> Option<usize> {
-        let is_short = frame_bytes < self.terms.chunk_bytes;
-        if is_short || self.sender.is_busy() || now.saturating_sub(self.sent) < PAUSE {
+        let len = PLACE_LEN + frame_bytes + SEAL_LEN;
+        let waits = self.sender.is_busy() || now.saturating_sub(self.sent) < PAUSE;
+        if len <= self.terms.chunk_bytes || waits || !self.takes(len) {
             return None;
         }
         if self.acks.is_empty() {

@@ -8,9 +8,9 @@ use scheduler::NodeId;
 use scheduler::governor::{Limits, Resource, Scope};
 
 use super::header::{CHUNK_BYTES, HEADER_LEN};
-use super::seal::{Cipher, Direction, Secret};
+use super::seal::{Cipher, Direction, SEAL_LEN, Secret};
 use super::send::Place;
-use super::session::{Delivered, News, PLACES, Session, Terms};
+use super::session::{Delivered, MAX_FRAME, News, PLACE_LEN, PLACES, Session, Terms};
 use crate::governor::Governor;
 
 /// Permille of the datagrams that something happens to.
@@ -499,15 +499,19 @@ fn a_frame_after_a_pause_is_announced() {
     let of = |world: &mut World, end: usize, bytes, train: &mut Vec<u8>| {
         world.ends[end].announce(world.now, bytes, train).map(|segment| train.len() / segment)
     };
-    assert_eq!(of(&mut world, 0, CHUNK_BYTES - 1, &mut train), None, "it is one datagram");
-    assert_eq!(of(&mut world, 0, 5_000, &mut train), Some(1));
+    let around = PLACE_LEN + SEAL_LEN;
+    assert_eq!(of(&mut world, 0, CHUNK_BYTES - around, &mut train), None, "it is one datagram");
+    assert_eq!(of(&mut world, 0, MAX_FRAME + 1, &mut train), None, "it takes the stream");
+    assert_eq!(of(&mut world, 0, CHUNK_BYTES - around + 1, &mut train), Some(1));
+    // Nothing has come yet, and an acknowledgement of nothing changes nothing.
+    assert!(world.ends[1].on_datagram(world.now, &train) && world.ends[1].take_news().is_empty());
     let place = |number| Place { lane: 1, number };
     assert!(world.ends[0].send(world.now, place(0), [b"", &frame(place(0), 5_000)]));
     world.now += pause;
     assert_eq!(of(&mut world, 0, 5_000, &mut train), None, "one is on its way");
     // It arrives, and its acknowledgement is what announces the answer.
     while world.seen[1].delivered.is_empty() {
-        world.step();
+        assert!(world.step());
     }
     assert!(world.seen[0].arrived.is_empty());
     assert_eq!(of(&mut world, 1, 5_000, &mut train), Some(1));
@@ -522,13 +526,15 @@ fn a_frame_after_a_pause_is_announced() {
     assert_eq!((after.sent.again, after.forged), (before.sent.again, 0), "nothing is asked for");
     assert!(world.ends[0].send(world.now, place(1), [b"", &frame(place(1), 100)]));
     while world.seen[0].arrived.len() < 2 {
-        world.step();
+        assert!(world.step());
     }
+    // What came was acknowledged, and is once more.
     assert_eq!(of(&mut world, 0, 5_000, &mut train), Some(1));
+    assert!(world.ends[1].on_datagram(world.now, &train) && world.ends[1].take_news().is_empty());
     assert!(world.ends[0].send(world.now, place(2), [b"", &frame(place(2), 100)]));
     let sent = world.now;
     while world.seen[0].arrived.len() < 3 {
-        world.step();
+        assert!(world.step());
     }
     world.now = sent + Duration::from_micros(49);
     assert_eq!(of(&mut world, 0, 5_000, &mut train), None, "it follows at once");
