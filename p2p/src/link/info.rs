@@ -57,12 +57,12 @@ impl LinkInfo {
 }
 
 impl fmt::Display for LinkInfo {
-    /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
+    /// The link in use, the medians of 16 KiB echoes with the 99th percentiles, and how many frames went how.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
         for (name, figures) in [("stream", self.stream), ("datagram", self.datagram), ("kmod", self.kmod)] {
             if let Some(figures) = figures {
-                write!(f, ", {name} {:.0} us", figures.p50_us[1])?;
+                write!(f, ", {name} {:.0} us (p99 {:.0})", figures.p50_us[1], figures.p99_us[1])?;
             }
         }
         write!(f, ", {} frames by datagram, {} by stream", self.messages, self.streamed)?;

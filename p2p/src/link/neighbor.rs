@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::attached::{Attached, Carrier};
 use super::choice::Figures;
-use super::datagram::send::Place;
+use super::datagram::send::{Place, Sent};
 use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
 use super::datagram::{Time, seal::Secret};
@@ -74,6 +74,8 @@ struct State {
     train: Vec<u8>,
     strikes: u32,
     struck: Instant,
+    /// What had been sent when it was judged last whether there is room for it.
+    judged: Sent,
 }
 
 /// Frames to a neighbor, of all lanes.
@@ -180,6 +182,7 @@ impl Neighbor {
             train: Vec::with_capacity(64 << 10),
             strikes: 0,
             struck: Instant::now(),
+            judged: Sent::default(),
         };
         Self {
             peer,
@@ -522,7 +525,25 @@ impl Neighbor {
         }
         if moved {
             self.room.notify_waiters();
+            self.judge(state);
         }
+    }
+
+    /// Leaves datagrams to networks that have room for them.
+    fn judge(&self, state: &mut State) {
+        let sent = state.session.counts().sent;
+        let Some(crowds) = sent.crowds_since(&state.judged) else { return };
+        state.judged = sent;
+        if crowds && self.kind() != LinkKind::Stream {
+            self.fall_back("too many datagrams are lost, the stream is used");
+        }
+    }
+
+    /// Uses the stream from now on, until the links have been measured again.
+    fn fall_back(&self, why: &str) {
+        tracing::info!(node = %self.peer, "{why}");
+        self.used.kind.store(LinkKind::Stream as u8, Ordering::Relaxed);
+        self.left.notify_one();
     }
 
     /// A frame could not be carried. After a few the stream is used.
@@ -533,9 +554,7 @@ impl Neighbor {
         (state.strikes, state.struck) = (state.strikes + 1, Instant::now());
         if state.strikes >= MAX_STRIKES {
             state.strikes = 0;
-            tracing::info!(node = %self.peer, "datagrams do not arrive, the stream is used");
-            self.used.kind.store(LinkKind::Stream as u8, Ordering::Relaxed);
-            self.left.notify_one();
+            self.fall_back("datagrams do not arrive, the stream is used");
         }
     }
 

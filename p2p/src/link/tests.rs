@@ -303,3 +303,46 @@ async fn a_way_that_becomes_narrower_has_shorter_chunks() {
     let after = info(&a, to).await.unwrap();
     assert!(after.chunk_bytes == 1_280 && after.messages > before.messages, "{before:?} {after:?}");
 }
+
+/// A neighbor that restarts under its name: what was open ends, and the streams after it have a session of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_neighbor_that_restarts_has_another_session() {
+    let (a, _of_a) = node(17, LinkMode::Datagram, 0).await;
+    let (b, mut of_b) = node(18, LinkMode::Auto, 0).await;
+    let to = a.dial(&b.addresses().await[0]).await.unwrap();
+    let (mut out, back) = stream(&a, to, &mut of_b).await;
+    until("datagrams are used", async || datagrams(&a, to).await).await;
+    let mut carried = 0;
+    until("a frame is carried", async || {
+        out.send(b"a frame", &[]).await.unwrap();
+        carried = info(&a, to).await.unwrap().messages;
+        carried > 0
+    })
+    .await;
+    b.shutdown().await;
+    drop((b, of_b, back));
+    until("what was open ends", async || out.send(b"a frame", &[]).await.is_err()).await;
+    let (b, mut of_b) = node(18, LinkMode::Auto, 0).await;
+    assert_eq!(a.dial(&b.addresses().await[0]).await.unwrap(), to);
+    // The first stream dials the session, and may be open before it is agreed on.
+    let first = stream(&a, to, &mut of_b).await;
+    until("datagrams are used again", async || datagrams(&a, to).await).await;
+    let (out, back) = stream(&a, to, &mut of_b).await;
+    frames(out, back, 60, async |_| {}).await;
+    let said = info(&a, to).await.unwrap();
+    assert!(said.messages > 0, "{carried} before, then {said:?}");
+    drop(first);
+}
+
+/// A network that loses three in ten: every frame arrives, and the rest of them take the stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_without_room_is_left_to_the_stream() {
+    let (a, _of_a) = node(19, LinkMode::Datagram, 300).await;
+    let (b, mut of_b) = node(20, LinkMode::Auto, 300).await;
+    let to = a.dial(&b.addresses().await[0]).await.unwrap();
+    let (out, back) = stream(&a, to, &mut of_b).await;
+    until("datagrams are used", async || datagrams(&a, to).await).await;
+    frames(out, back, 400, async |_| {}).await;
+    let said = info(&a, to).await.unwrap();
+    assert!(said.sent_again > 0 && said.streamed > 0, "{said:?}");
+}

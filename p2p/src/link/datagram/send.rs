@@ -4,7 +4,8 @@
 //! four times its variation, RFC 6298 with other factors), its receiver is asked what lacks and answers with a nack; an ack of
 //! a later message asks earlier. [`MAX_ROUNDS`] questions and [`PATIENCE`] without progress give a message up, and it goes over the
 //! stream. Chunks in flight are bounded by a window that grows by one for each window that arrives (until the first loss by one
-//! for each chunk) and is halved when chunks were lost, at most once a round trip.
+//! for each chunk) and is halved when chunks were lost, at most once a round trip. It is what paces them: a third of a megabyte at most. A
+//! network that loses many all the same is left to the stream ([`Sent::crowds_since`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -112,10 +113,26 @@ impl Outgoing {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Sent {
     pub(crate) messages: u64,
+    /// Chunks, each time that they were sent.
+    pub(crate) chunks: u64,
     /// Chunks that were sent again.
     pub(crate) again: u64,
     /// Messages given up.
     pub(crate) returned: u64,
+}
+
+impl Sent {
+    /// After how many chunks it is judged again whether the network has room for them.
+    const JUDGED: u64 = 512;
+    /// Where one of so many is sent again there is none: the stream backs off further than the window does. A bad wireless network loses one in
+    /// twenty.
+    const CROWDED: u64 = 5;
+
+    /// Whether too many of the chunks since `before` were sent again; `None` while there are too few of them.
+    pub(crate) fn crowds_since(&self, before: &Self) -> Option<bool> {
+        let (chunks, again) = (self.chunks - before.chunks, self.again - before.again);
+        (chunks >= Self::JUDGED).then_some(again * Self::CROWDED > chunks)
+    }
 }
 
 /// The messages of one session that are on their way.
@@ -406,6 +423,7 @@ impl Sender {
                 count += 1;
             }
             if count > 0 {
+                self.count.chunks += u64::from(count);
                 out.in_flight += count;
                 self.in_flight += count;
                 out.sent = now;
@@ -452,6 +470,7 @@ impl Sender {
                 if out.again.pop_front().is_none() {
                     out.next += 1;
                 }
+                self.count.chunks += 1;
                 out.in_flight += 1;
                 self.in_flight += 1;
                 out.sent = now;
@@ -470,5 +489,21 @@ impl Sender {
             }
         }
         segment
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sent;
+
+    #[test]
+    fn one_in_five_that_is_sent_again_is_too_many() {
+        let before = Sent { chunks: 1_000, again: 400, ..Sent::default() };
+        for (chunks, again, crowds) in
+            [(511, 511, None), (512, 0, Some(false)), (512, 102, Some(false)), (512, 103, Some(true))]
+        {
+            let sent = Sent { chunks: 1_000 + chunks, again: 400 + again, ..before };
+            assert_eq!(sent.crowds_since(&before), crowds, "{again} of {chunks}");
+        }
     }
 }
