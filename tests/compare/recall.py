@@ -1,6 +1,6 @@
-"""Whether a model still finds what it was told long ago, for each form of its keys and values.
+"""Whether a model still finds what it was told long ago, for each form of its keys and values, and for each kind of attention.
 
-    recall.py SHOAL MODEL [--positions N ...] [--depths PERCENT ...] [--forms f16 q8 q4] [--copies N]
+    recall.py SHOAL MODEL [--positions N ...] [--depths PERCENT ...] [--forms f16 q8 q4] [--attention sparse h2o ...] [--copies N]
 
 *Needle*: a fact (a name and a number of five digits) stands in the text of the guides at a depth of so many percent of about N tokens,
 and the prompt ends with a sentence that asks for the number. *Copy*: a list of made-up codes stands at the beginning, and the
@@ -21,6 +21,7 @@ parser.add_argument("model")
 parser.add_argument("--positions", type=int, nargs="+", default=[2048, 4096, 7800])
 parser.add_argument("--depths", type=int, nargs="+", default=[10, 30, 50, 70, 90])
 parser.add_argument("--forms", nargs="+", default=["f16", "q8", "q4"])
+parser.add_argument("--attention", nargs="*", default=[])
 parser.add_argument("--copies", type=int, default=2)
 args = parser.parse_args()
 
@@ -33,9 +34,9 @@ LINES = 8
 NEEDLES = ["Lisbon", "Oslo", "Cairo", "Lima", "Kyoto", "Quito", "Riga", "Turin"]
 
 
-def answer(prompt, positions, form, tokens):
+def answer(prompt, positions, way, tokens):
     command = [args.shoal, "run", "--json", "--raw", "--model", args.model, "--ctx", str(positions + 256), "--temperature", "0"]
-    command += ["-n", str(tokens), "--kv-cache-type", form, prompt]
+    command += ["-n", str(tokens), *way, prompt]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -65,9 +66,11 @@ for positions in args.positions:
         head = f"List:\n{listed}\n"
         prompt = head + TEXT[: room - 2 * len(head)] + f"\n\nList:\n1. {codes[0]}\n"
         prompts.append(("copy", copy, prompt, codes[1:], 12 * LINES))
-    for form in args.forms:
+    ways = [("--kv-cache-type", form) for form in args.forms] + [("--attention", kind) for kind in args.attention]
+    for way in ways:
+        form = way[1]
         for kind, which, prompt, wanted, tokens in prompts:
-            text, line, seconds = answer(prompt, positions, form, tokens)
+            text, line, seconds = answer(prompt, positions, way, tokens)
             if kind == "needle":
                 found = float(text.strip().startswith(wanted))
             else:

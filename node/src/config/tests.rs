@@ -1,6 +1,7 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches};
+use scheduler::SessionKind;
 
 use super::*;
 use crate::cli::{Cli, Command as Typed};
@@ -43,6 +44,19 @@ fn a_key_outside_of_tables_holds_wherever_the_flag_is() {
     assert_eq!((serve.engine.threads, serve.engine.model()), (Some(3), "other"));
     let Typed::Tokenize(args) = cli(file, "shoal tokenize x").command else { panic!() };
     assert_eq!(args.model, "other");
+}
+
+#[test]
+fn what_a_session_keeps_may_stand_in_the_file() {
+    let file = "[run]\nattention = \"window:64\"\nkv_cache_type = \"q8\"\ncontext_shift = true\n[chat]\nkv_cache_type = \"q4\"";
+    let Typed::Run(run) = cli(file, "shoal run x").command else { panic!() };
+    let said = (run.answer.attention.session(), run.answer.sampling.context_shift);
+    let wanted = SessionKind { attention: "window:64".parse().unwrap(), cache: "q8".parse().unwrap() };
+    assert_eq!(said, (wanted, true));
+    let Typed::Run(run) = cli(file, "shoal run --attention dense x").command else { panic!() };
+    assert_eq!(run.answer.attention.session().attention, SessionKind::DEFAULT.attention);
+    let Typed::Chat(chat) = cli(file, "shoal chat").command else { panic!() };
+    assert_eq!(chat.answer.attention.session().cache, "q4".parse().unwrap());
 }
 
 #[test]
