@@ -38,7 +38,7 @@ fn an_idle_model_is_unloaded_and_comes_back_for_others_and_for_its_own_node() {
     let folder = TempDir::new().unwrap();
     let serves = Node::start(
         &folder.path().join("serves"),
-        &["--layers", "1..7", "--unload-after", "2s", "--no-share"],
+        &["--layers", "1..7", "--unload-after", "4s", "--no-share"],
     );
     // A busy machine may need longer for the next `status` than the model stays.
     let loaded = model_of(&serves);

@@ -122,7 +122,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// After how many chunks it is judged again whether the network has room for them.
+    /// After how many chunks it is judged again whether the network has room for them; after fewer one burst at a full queue decides.
     const JUDGED: u64 = 512;
     /// Where one of so many is sent again there is none: the stream backs off further than the window does. A bad wireless network loses one in
     /// twenty.

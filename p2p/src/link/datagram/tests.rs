@@ -9,7 +9,7 @@ use scheduler::governor::{Limits, Resource, Scope};
 
 use super::header::{CHUNK_BYTES, HEADER_LEN};
 use super::seal::{Cipher, Direction, SEAL_LEN, Secret};
-use super::send::Place;
+use super::send::{Place, Sent};
 use super::session::{Delivered, MAX_FRAME, News, PLACE_LEN, PLACES, Session, Terms};
 use crate::governor::Governor;
 
@@ -288,6 +288,8 @@ fn ten_thousand_frames_over_a_lossy_network() {
     let faults = Faults { lost: 50, late_us: 400, ..CLEAN };
     let world = exchange(2, faults, 5_000, 250);
     assert!(returned(&world) <= 1, "{} frames went back", returned(&world));
+    let crowds = |end: &Session| end.counts().sent.crowds_since(&Sent::default());
+    assert!(world.ends.iter().all(|end| crowds(end) == Some(false)), "it is not left to the stream");
 }
 
 /// Tokens one after the other, each there and back as an activation of 5 KiB, one datagram in twenty lost and most of them late and

@@ -1,5 +1,5 @@
 //! The part of the end that did not dial a session: it answers what the dialer measures, uses the link that it is told, and says when
-//! datagrams do not arrive. Its own kernel module it measures itself: the dialer cannot tell.
+//! datagrams do not arrive or too many are lost. Its own kernel module it measures itself: the dialer cannot tell.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};

@@ -10,7 +10,7 @@
 //! | 4 | [`KEYED`] | 0; the dialer has the next epoch's keys |
 //!
 //! The other end says a kind alone: [`ECHO`] and the bytes, [`KEYS`] and its public key, and unasked [`LEFT`] (5) when datagrams do
-//! not arrive and it uses the stream, and [`WORN`] (6) when it wants other keys.
+//! not arrive, or too many are lost, and it uses the stream, and [`WORN`] (6) when it wants other keys.
 
 use crate::error::HopError;
 use crate::link::Reader;
