@@ -66,6 +66,7 @@ impl Blueprint {
             () if softmax.chunk.is_some() => Some("attention in blocks"),
             () if softmax.temperature.is_some() => Some("queries scaled by position"),
             () if softmax.bare_norm.is_some() => Some("norms without weights"),
+            () if softmax.norms_rotated => Some("norms behind the rotation"),
             () if self.per_layer.is_some() => Some("per-layer embeddings"),
             () if layer.has(LAYER_SCALE) => Some("scaled layers"),
             () => None,

@@ -8,11 +8,12 @@ use scheduler::{
 use super::{
     ends::{Embedding, Head},
     rope::Rope,
+    temperature::Temperature,
     tensors::Rule,
 };
 use crate::{
     Error, Result,
-    kernels::{DeltaShape, KvShape, Mamba2Shape, math},
+    kernels::{DeltaShape, KvShape, Mamba2Shape},
     state::Kind,
 };
 
@@ -281,6 +282,8 @@ pub struct Softmax {
     pub gated: bool,
     /// RMS norms over each head that have no weights.
     pub bare_norm: Option<BareNorm>,
+    /// Whether norms of queries and keys that have weights stand behind the rotation.
+    pub norms_rotated: bool,
     /// The earlier layer whose keys and values it reads, if it has none of its own; that one has the same heads.
     pub source: Option<usize>,
 }
@@ -292,23 +295,6 @@ pub enum BareNorm {
     Values,
     /// Queries and keys, behind the rotation (llama4).
     Rotated,
-}
-
-/// A factor on queries by position: `1 + scale * ln(1 + floor((position + 1) / length))` (llama4).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Temperature {
-    /// Factor on the logarithm.
-    pub scale: f32,
-    /// Positions after which the factor grows, a whole number.
-    pub length: f32,
-}
-
-impl Temperature {
-    /// The factor on the query of `position`.
-    pub fn at(self, position: usize) -> f32 {
-        let steps = ((position + 1) as f64 / f64::from(self.length)).floor();
-        (1.0 + f64::from(self.scale) * math::ln(1.0 + steps)) as f32
-    }
 }
 
 /// What follows attention in a layer.

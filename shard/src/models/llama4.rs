@@ -55,7 +55,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         bare_norm: norm,
         ..sizes.attention(None)
     };
-    let temperature = Some(Temperature { scale, length: length as f32 });
+    let temperature = Some(Temperature { scale, length: length as f32, ahead: 1 });
     let far = Softmax { rope: None, temperature, ..sizes.attention(None) };
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
     let layers = layers(sizes.layers, |index| {

@@ -37,6 +37,7 @@ mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod hybrid;
 mod kimi_linear;
 mod lfm2;
@@ -44,6 +45,7 @@ pub mod limits;
 mod llama;
 pub(crate) mod llama4;
 mod minimax_m2;
+mod mistral3;
 mod modern_bert;
 mod nemotron;
 mod nemotron_h;
@@ -64,17 +66,19 @@ mod rope;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
+mod temperature;
 mod tensors;
 
 pub use blueprint::{
     ATTENTION_NORM, Activation, Ahead, Attention, BareNorm, Blueprint, CHOICE_FACTORS, Dense, Experts,
     FeedForward, Groups, LAYER_SCALE, Latent, Layer, Norm, NormKind, PerLayer, Recurrence, Router, ShortConv,
-    Softmax, Temperature,
+    Softmax,
 };
 pub use cost::layer_costs;
 pub use ends::{Embedding, HEAD_NORM, Head, Ranks};
 pub use factors::Factors;
 pub use rope::{Frequencies, Rope, Scaling};
+pub use temperature::Temperature;
 pub use tensors::{Need, Rule, layer_name};
 
 use crate::{Error, Result, gguf::Gguf};
@@ -108,7 +112,19 @@ pub static ALL: &[Architecture] = &[
         configurations: "Qwen2Config",
         read: qwen2::read,
     },
+    Architecture {
+        name: "qwen2vl",
+        covers: "Qwen 2-VL, Qwen 2.5-VL (text)",
+        configurations: "Qwen2VLTextConfig, Qwen2_5_VLTextConfig",
+        read: qwen2::read_text,
+    },
     Architecture { name: "qwen3", covers: "Qwen 3", configurations: "Qwen3Config", read: qwen3::read },
+    Architecture {
+        name: "qwen3vl",
+        covers: "Qwen 3-VL, dense (text)",
+        configurations: "Qwen3VLTextConfig",
+        read: qwen3::read_text,
+    },
     Architecture { name: "gemma2", covers: "Gemma 2", configurations: "Gemma2Config", read: gemma2::read },
     Architecture {
         name: "gemma3",
@@ -152,6 +168,24 @@ pub static ALL: &[Architecture] = &[
         covers: "Qwen 3 MoE",
         configurations: "Qwen3MoeConfig",
         read: qwen3moe::read,
+    },
+    Architecture {
+        name: "qwen3vlmoe",
+        covers: "Qwen 3-VL, MoE (text)",
+        configurations: "Qwen3VLMoeTextConfig",
+        read: qwen3moe::read_text,
+    },
+    Architecture {
+        name: "mistral3",
+        covers: "Ministral 3 3B, 8B, 14B (text)",
+        configurations: "Ministral3Config",
+        read: mistral3::read,
+    },
+    Architecture {
+        name: "hunyuan-dense",
+        covers: "Hunyuan 0.5B, 1.8B, 4B, 7B",
+        configurations: "HunYuanDenseV1Config",
+        read: hunyuan::read,
     },
     Architecture {
         name: "gpt-oss",
@@ -304,6 +338,12 @@ pub static ALL: &[Architecture] = &[
         covers: "BitNet b1.58 2B4T",
         configurations: "BitNetConfig",
         read: bitnet::read,
+    },
+    Architecture {
+        name: "bitnet",
+        covers: "bitnet_b1_58-large, bitnet_b1_58-3B",
+        configurations: "BitNetConfig with silu",
+        read: bitnet::read_silu,
     },
     Architecture {
         name: "qwen3next",

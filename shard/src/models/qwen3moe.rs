@@ -1,12 +1,18 @@
 //! `qwen3moe`: Qwen 3 MoE. As `qwen3` with experts whose chosen weights are renormalized, and no shared expert. The
-//! first layers may be dense (`leading_dense_block_count`), as in other mixtures.
+//! first layers may be dense (`leading_dense_block_count`), as in other mixtures. `qwen3vlmoe` is to it as `qwen3vl` to `qwen3`.
 
 use super::{
     Activation, Blueprint, Dense, FeedForward, NormKind,
     block::{Bias, Block},
+    qwen3::ignore_pictures,
     reader::{Reader, layers},
 };
 use crate::{Result, kernels::Pairing};
+
+pub(super) fn read_text(reader: &Reader<'_>) -> Result<Blueprint> {
+    ignore_pictures(reader);
+    read(reader)
+}
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;

@@ -43,6 +43,7 @@ impl Sizes {
             softcap: None,
             gated: false,
             bare_norm: None,
+            norms_rotated: false,
             source: None,
         }
     }

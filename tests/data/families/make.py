@@ -143,7 +143,7 @@ class HalfKv:
     """While active, attention sees K (after rope) and V rounded to f16, as an engine with an f16 cache does."""
 
     def __init__(self, model):
-        self.module = sys.modules[type(model).__module__]
+        self.module = sys.modules[getattr(model, "source", type(model).__module__)]
 
     def __enter__(self):
         self.plain = self.module.eager_attention_forward

@@ -57,6 +57,8 @@ LAYER = {
     "conv.conv": "shortconv.conv",
     "conv.out_proj": "shortconv.out_proj",
     "self_attn.out_proj": "attn_output",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm",
     "feed_forward.gate_proj": "ffn_gate",
@@ -95,7 +97,7 @@ POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforwa
 # the norm before the feed-forward network under the name of the place it has
 NAMED_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 # families whose converter permutes q and k for rotation in adjacent pairs
-PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee", "mistral3")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "phi2": "layer_norm_eps", "nemotron": "norm_eps"}
 NORMS = {"olmo2": POST_NORMS, "exaone4": POST_NORMS, "gpt-oss": NAMED_NORMS, "seed_oss": NAMED_NORMS,
          "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS, "gemma3n": gemma3n.NORMS, "gemma4": gemma4.NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
@@ -252,8 +254,19 @@ def rope_metadata(writer, family, head_dim):
         writer.add_rope_scaling_factor(full["factor"])
         return
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
+    if kind == "dynamic":
+        # The converter writes the base that `alpha` makes.
+        writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+        writer.add_rope_scaling_orig_ctx_len(config.max_position_embeddings)
+        return
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if arch.startswith("qwen3vl"):
+        writer.add_num_deepstack_layers(3)
     if arch in PERMUTED or arch in ("deepseek2", "llama4"):
         writer.add_rope_dimension_count(head_dim)
     if "partial_rotary_factor" in rope:
@@ -265,7 +278,12 @@ def rope_metadata(writer, family, head_dim):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        if "mscale_all_dim" in rope:
+        if "llama_4_scaling_beta" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        elif "mscale_all_dim" in rope:
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     elif kind == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(head_dim, rope))
@@ -316,7 +334,7 @@ def metadata(writer, family, head_dim):
         kimi.metadata(writer, config)
     elif arch != "gemma4":
         writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
-    if arch == "llama":
+    if arch in ("llama", "mistral3"):
         writer.add_vocab_size(config.vocab_size)
     if arch in LAYER_NORM:
         writer.add_layer_norm_eps(getattr(config, LAYER_NORM[arch]))
@@ -324,7 +342,7 @@ def metadata(writer, family, head_dim):
         writer.add_layer_norm_rms_eps(config.norm_eps if arch.startswith("lfm2") else config.rms_norm_eps)
     if arch == "deepseek2":
         latent_metadata(writer, config)
-    elif arch not in ("gemma4", "kimi-linear") and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "gemma3n", "qwen3", "glm4")):
+    elif arch not in ("gemma4", "kimi-linear") and (arch.startswith("nemotron_h") or head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "gemma3n", "qwen3", "qwen3vl", "qwen3vlmoe", "glm4", "hunyuan-dense")):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":
@@ -365,7 +383,7 @@ def metadata(writer, family, head_dim):
     if experts and arch not in ("gemma4", *mamba.ARCHS):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if arch in ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe"):
+    if arch in ("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if arch in ("qwen2moe", "qwen3next", "qwen35moe"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

@@ -10,6 +10,8 @@ import math
 
 import transformers as tf
 
+import pictures
+
 SHORT, MEDIUM, LONG = 8, 45, 211
 LONGROPE_LONG = 283  # crosses the original context of 256, the smallest that llama.cpp can be configured to
 GREEDY = 32
@@ -70,6 +72,12 @@ SEEDS = {
     "gemma4": 15,
     "gemma4_moe": 8,
     "gemma4_e": 4,
+    "qwen2vl": 1,
+    "qwen3vl": 96,
+    "qwen3vlmoe": 12,
+    "mistral3": 0,
+    "hunyuan": 25,
+    "bitnet_silu": 4,
 }
 
 
@@ -217,6 +225,11 @@ def families():
     qwen35moe = base(333, 64, 2, 1, 0, 4, 1e-6, False, quarter, head_dim=64, num_experts=8, num_experts_per_tok=2,
                      moe_intermediate_size=32, shared_expert_intermediate_size=32, **delta(2, 2, 6))
     del qwen35moe["intermediate_size"]
+    qwen2vl = default_rope(1e6) | {"mrope_section": [2, 3, 3]}
+    qwen3vl = default_rope(5e6) | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    mistral3 = yarn(1e6, 16.0, 64) | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                      "llama_4_scaling_beta": 0.1}
+    hunyuan = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
     families = [
         Family("llama", "llama", tf.LlamaForCausalLM,
                tf.LlamaConfig(**base(353, 64, 4, 4, 160, 3, 1e-5, False, default_rope(10000.0))), hf="f16"),
@@ -366,6 +379,21 @@ def families():
         Family("gemma4_e", "gemma4", tf.Gemma4ForCausalLM,
                gemma4_config(324, "wfwfwf", hidden_size_per_layer_input=16, vocab_size_per_layer_input=324,
                              num_kv_shared_layers=2, use_double_wide_mlp=True)),
+    ]
+    families += [
+        Family("qwen2vl", "qwen2vl", pictures.text_of(tf.Qwen2VLTextModel),
+               tf.Qwen2VLTextConfig(**base(341, 64, 4, 2, 96, 3, 1e-6, False, qwen2vl))),
+        Family("qwen3vl", "qwen3vl", pictures.text_of(tf.Qwen3VLTextModel),
+               tf.Qwen3VLTextConfig(**base(342, 64, 4, 2, 128, 3, 1e-6, True, qwen3vl, head_dim=32))),
+        Family("qwen3vlmoe", "qwen3vlmoe", pictures.text_of(tf.Qwen3VLMoeTextModel),
+               tf.Qwen3VLMoeTextConfig(**base(344, 64, 4, 2, 160, 3, 1e-6, False, qwen3vl, head_dim=32, num_experts=8,
+                                              num_experts_per_tok=3, moe_intermediate_size=32))),
+        Family("mistral3", "mistral3", tf.Ministral3ForCausalLM,
+               tf.Ministral3Config(**base(347, 64, 4, 2, 96, 3, 1e-5, True, mistral3, head_dim=32))),
+        Family("hunyuan", "hunyuan-dense", tf.HunYuanDenseV1ForCausalLM,
+               tf.HunYuanDenseV1Config(**base(348, 64, 4, 2, 96, 3, 1e-5, True, hunyuan, head_dim=32))),
+        Family("bitnet_silu", "bitnet", tf.BitNetForCausalLM,
+               tf.BitNetConfig(**base(316, 64, 4, 2, 96, 3, 1e-5, True, plain, hidden_act="silu"))),
     ]
     def finished(family):
         hf = dict(hf="bf16", hf_style="saved") if family.name in SAVED else {}

@@ -383,14 +383,17 @@ impl Shard {
         ];
         for (x, heads, norm) in sides.into_iter().filter(|(_, heads, _)| *heads > 0) {
             // As long as a head, or as all of them.
-            if let Some(weight) = norm {
-                cpu.rms_norm_in_place(x, weight.len(), Some(weight), eps);
-            }
+            let norm = |x: &mut [f32], now: bool| {
+                let weight = norm.as_ref().filter(|_| now);
+                weight.map(|weight| cpu.rms_norm_in_place(x, weight.len(), Some(weight), eps))
+            };
+            norm(x, !spec.norms_rotated);
             if let Some(index) = spec.rope {
                 let rope = &blueprint.ropes[index];
                 let table = &ws.heads.tables[index][..rows * rope.dims];
                 cpu.rope(x, heads * dim, heads, dim, rope.dims, rope.pairing, table);
             }
+            norm(x, spec.norms_rotated);
             if spec.bare_norm == Some(BareNorm::Rotated) {
                 cpu.rms_norm_in_place(x, dim, None, eps);
             }

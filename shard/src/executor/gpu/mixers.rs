@@ -230,6 +230,7 @@ pub(super) fn beyond_mixer(blueprint: &Blueprint, layer: &Layer) -> Option<&'sta
             () if softmax.chunk.is_some() => Some("attention in blocks"),
             () if softmax.temperature.is_some() => Some("queries scaled by position"),
             () if softmax.bare_norm == Some(BareNorm::Rotated) => Some("norms without weights"),
+            () if softmax.norms_rotated => Some("norms behind the rotation"),
             () if softmax.kv.head_dim > MOST_HEAD || !softmax.kv.head_dim.is_multiple_of(2) => {
                 Some("heads of this width")
             }

@@ -340,11 +340,14 @@ impl Model {
                 self.norm_after(&layer_name(index, norm), x);
             }
             for head in x.chunks_exact_mut(dim) {
-                if !whole {
+                if !whole && !spec.norms_rotated {
                     self.norm_after(&layer_name(index, norm), head);
                 }
                 if let Some(rope) = spec.rope {
                     self.rotate(head, rope, position);
+                }
+                if !whole && spec.norms_rotated {
+                    self.norm_after(&layer_name(index, norm), head);
                 }
                 if spec.bare_norm == Some(BareNorm::Rotated) {
                     self.bare_norm(head);
