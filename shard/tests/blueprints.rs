@@ -8,7 +8,7 @@ use shard::{
     executor::{Capacity, Executor, Workspace, cpu::Shard},
     gguf::{Gguf, Tensor, Value},
     kernels::Isa,
-    models::{self, Attention, Blueprint, FeedForward, Scaling},
+    models::{self, Attention, Blueprint, FeedForward, Scaling, layer_costs},
     quant,
 };
 
@@ -176,6 +176,97 @@ fn a_key_that_would_change_the_numbers_but_is_not_read_is_refused() {
         ("qwen2.expert_count", Some(Value::U32(0))),
     ];
     Blueprint::from_gguf(&copy(&open("qwen2"), &neutral, same)).unwrap();
+}
+
+#[test]
+fn a_key_of_later_converters_is_refused_until_it_is_known() {
+    let unknown = "llama.attention.key_shift";
+    refuse_key("llama", unknown, Some(Value::F32(0.0)), &format!("{unknown}, a key that"));
+    refuse_key("qwen3", "qwen3.rope.freq_base_swa", Some(Value::F32(500.0)), "rope.freq_base_swa");
+    refuse_key("qwen3", "qwen3.rope.dimension_sections", Some(Value::U32(1)), "dimension_sections");
+    let of_others = [("qwen2.attention.key_shift", Some(Value::F32(0.5)))];
+    Blueprint::from_gguf(&copy(&open("llama"), &of_others, same)).unwrap();
+}
+
+/// Keys beyond those of the fixtures, as published files of these families have them.
+#[test]
+fn what_published_files_say_besides_is_known() {
+    let (count, float) = (Value::U32, Value::F32);
+    for (name, key, value) in [
+        ("gemma4", "vision.patch_size", count(16)),
+        ("gemma4", "audio.conv_kernel_size", count(5)),
+        ("gemma4", "embedding_length_per_layer_input", count(0)),
+        ("nemotron_h_moe", "attention.layer_norm_epsilon", float(1e-5)),
+        ("nemotron_h_moe", "rope.scaling.finetuned", Value::Bool(false)),
+        ("nemotron_h_moe", "expert_group_used_count", count(1)),
+        ("kimi_linear", "rope.freq_base", float(10_000.0)),
+        ("qwen3moe", "expert_shared_feed_forward_length", count(0)),
+        ("qwen3", "pooling_type", count(3)),
+        ("llama", "tensor_data_layout", Value::String("Meta AI original pth")),
+        ("llama", "expert_used_count", count(0)),
+        ("bitnet", "rope.scaling.factor", float(1.0)),
+        ("bitnet", "rope.scaling.type", Value::String("linear")),
+        ("phi3", "vocab_size", count(377)),
+    ] {
+        let gguf = open(name);
+        let key = format!("{}.{key}", gguf.metadata().architecture().unwrap());
+        let told = copy(&gguf, &[(&key, Some(value))], same);
+        if let Err(error) = Blueprint::from_gguf(&told) {
+            panic!("{name} with {key}: {error}");
+        }
+    }
+}
+
+/// As of the 27B models, with four heads of 128 over a width of 64; the number of layers says nothing.
+#[test]
+fn attention_of_gemma_follows_the_width_of_its_heads() {
+    let scale = |gguf: &Gguf| match Blueprint::from_gguf(gguf).unwrap().layers[0].attention {
+        Attention::Softmax(softmax) => softmax.scale,
+        _ => unreachable!("gemma attends"),
+    };
+    let root = |width: f32| 1.0 / width.sqrt();
+    for name in ["gemma2", "gemma3"] {
+        let narrow = open(name);
+        assert_eq!(scale(&narrow), root(32.0), "{name}");
+        let key = |key: &str| format!("{name}.attention.{key}");
+        let (keys, values, factor) = (key("key_length"), key("value_length"), key("scale"));
+        let width = || Some(Value::U32(128));
+        let wide = copy(&narrow, &[(&keys, width()), (&values, width())], |tensor| Some(widened(tensor)));
+        assert_eq!(scale(&wide), root(16.0), "{name}");
+        let stated = copy(&wide, &[(&factor, Some(Value::F32(0.25)))], same);
+        assert_eq!(scale(&stated), 0.25, "{name}");
+    }
+}
+
+/// A tensor of heads of 32 as one of heads of 128.
+fn widened(tensor: &Tensor<'_>) -> Copied {
+    let mut copied = Copied::same(tensor);
+    let suffix = tensor.info.name.splitn(3, '.').nth(2).unwrap_or_default();
+    let at = match suffix {
+        "attn_q.weight" | "attn_k.weight" | "attn_v.weight" => 1,
+        "attn_output.weight" | "attn_q_norm.weight" | "attn_k_norm.weight" => 0,
+        _ => return copied,
+    };
+    copied.dims[at] *= 4;
+    copied.bytes = copied.bytes.repeat(4);
+    copied
+}
+
+#[test]
+fn frequencies_that_old_converters_wrote_into_layers_cost_nothing() {
+    let plain = open("llama");
+    let old = copy(&plain, &[], |tensor| {
+        let extra = (*tensor.info.name == *"blk.0.attn_norm.weight").then(|| Copied {
+            name: "blk.0.attn_rot_embd.weight".into(),
+            dims: vec![8],
+            format: &quant::F32,
+            bytes: vec![0; 32],
+        });
+        extra.into_iter().chain(same(tensor)).collect::<Vec<_>>()
+    });
+    let costs = |gguf: &Gguf| layer_costs(&Blueprint::from_gguf(gguf).unwrap(), gguf).unwrap();
+    assert_eq!(old.tensors().len(), plain.tensors().len() + 1);
+    assert!(costs(&old) == costs(&plain));
 }
 
 #[test]

@@ -30,13 +30,16 @@ const CHECKPOINTS: &[&str] = &[
     "gemma3n",
     "glm4moe",
     "granitehybrid_moe",
+    "hunyuan",
     "kimi_linear",
     "lfm2moe",
     "llama4",
+    "mistral3",
     "nemotron",
     "nemotron_h_moe",
     "olmo3",
     "phi2",
+    "qwen3vlmoe",
 ];
 
 fn same(ours: &Tensor<'_>, theirs: &Tensor<'_>, name: &str) {

@@ -50,7 +50,16 @@ impl Config {
 
     pub fn new(json: Value) -> Result<Self> {
         let nested = json["text_config"].is_object();
-        let json = if nested { json["text_config"].clone() } else { json };
+        let mut text = if nested { json["text_config"].clone() } else { json.clone() };
+        for (inside, outside) in [
+            ("tie_word_embeddings", &json["tie_word_embeddings"]),
+            ("deepstack_visual_indexes", &json["vision_config"]["deepstack_visual_indexes"]),
+        ] {
+            if text[inside].is_null() && !outside.is_null() {
+                text[inside] = outside.clone();
+            }
+        }
+        let json = text;
         let kind = json["model_type"].as_str().unwrap_or_default();
         let &(kind, arch) = family::FAMILIES.iter().find(|(name, _)| *name == kind).ok_or_else(|| {
             let known: Vec<&str> = family::FAMILIES.iter().map(|(name, _)| *name).collect();

@@ -48,6 +48,14 @@ pub(super) const FAMILIES: &[(&str, &str)] = &[
     ("bitnet", "bitnet-b1.58"),
     ("lfm2", "lfm2"),
     ("lfm2_moe", "lfm2moe"),
+    ("qwen2_vl", "qwen2vl"),
+    ("qwen2_vl_text", "qwen2vl"),
+    ("qwen2_5_vl", "qwen2vl"),
+    ("qwen2_5_vl_text", "qwen2vl"),
+    ("qwen3_vl_text", "qwen3vl"),
+    ("qwen3_vl_moe_text", "qwen3vlmoe"),
+    ("ministral3", "mistral3"),
+    ("hunyuan_v1_dense", "hunyuan-dense"),
     ("bert", "bert"),
     ("nomic_bert", "nomic-bert"),
     ("modernbert", "modern-bert"),
@@ -55,7 +63,7 @@ pub(super) const FAMILIES: &[(&str, &str)] = &[
 
 /// Whether rows of q and k are stored for rotation in halves, and written for rotation in pairs.
 pub(super) fn permutes(arch: &str) -> bool {
-    ["llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee"].contains(&arch)
+    ["llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee", "mistral3"].contains(&arch)
 }
 
 /// Whether it is Gemma 4, whose layers differ from each other.
@@ -66,6 +74,16 @@ pub(super) fn is_gemma4(arch: &str) -> bool {
 /// Whether norms are stored as what is added to one.
 pub(super) fn adds_one(arch: &str) -> bool {
     ["gemma", "gemma2", "gemma3", "nemotron"].contains(&arch)
+}
+
+/// Whether it is the text model of a family that reads pictures, whose rotation has sections.
+pub(super) fn has_sections(arch: &str) -> bool {
+    ["qwen2vl", "qwen3vl", "qwen3vlmoe"].contains(&arch)
+}
+
+/// The architectures whose experts are stacked with inputs before outputs.
+pub(super) fn stacks_inputs_first(arch: &str) -> bool {
+    ["gpt-oss", "llama4", "qwen3vlmoe"].contains(&arch)
 }
 
 /// Whether half of a head rotates where config.json does not say how much.

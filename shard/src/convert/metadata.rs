@@ -40,8 +40,12 @@ impl Config {
             writer.add_u32(&key("nextn_predict_layers"), self.ahead);
         }
         // Nothing bounds positions that do not rotate.
-        let context =
-            if family::is_boundless(arch) { Some(1 << 20) } else { self.size("max_position_embeddings")? };
+        let context = match arch {
+            _ if family::is_boundless(arch) => Some(1 << 20),
+            // What its `alpha` stretches positions to; config.json has the context of a training before that.
+            "hunyuan-dense" => Some(1 << 18),
+            _ => self.size("max_position_embeddings")?,
+        };
         if let Some(context) = context {
             writer.add_u32(&key("context_length"), context);
         }
@@ -64,7 +68,7 @@ impl Config {
                 self.json["norm_topk_prob"].as_bool().unwrap_or(false),
             );
         }
-        if let (Some(n), "llama" | "falcon-h1") = (self.size("vocab_size")?, arch) {
+        if let (Some(n), "llama" | "falcon-h1" | "mistral3") = (self.size("vocab_size")?, arch) {
             writer.add_u32(&key("vocab_size"), n);
         }
         let norms = [
@@ -94,7 +98,9 @@ impl Config {
         }
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
             && (dim * heads != hidden
-                || ["gemma2", "gemma3", "gemma3n", "qwen3", "qwen3moe", "glm4"].contains(&self.arch)
+                || ["gemma2", "gemma3", "gemma3n", "qwen3", "qwen3moe", "glm4", "hunyuan-dense"]
+                    .contains(&self.arch)
+                || ["qwen3vl", "qwen3vlmoe"].contains(&self.arch)
                 || has_delta_nets(self.arch))
         {
             writer.add_u32(&key("attention.key_length"), dim as u32);
@@ -110,13 +116,13 @@ impl Config {
     fn window(&self) -> Result<Option<u32>> {
         let wanted = self.json["use_sliding_window"].as_bool();
         match self.kind() {
-            "mistral" | "mixtral" | "phi3" | "starcoder2" if wanted != Some(false) => {
+            "mistral" | "mixtral" | "ministral3" | "phi3" | "starcoder2" if wanted != Some(false) => {
                 self.size("sliding_window")
             }
             "gemma2" | "gemma3_text" | "gemma3n_text" | "olmo3" | "exaone4" | "cohere2" | "gpt_oss" => {
                 self.size("sliding_window")
             }
-            "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" if wanted == Some(true) => {
+            kind if kind.starts_with("qwen") && wanted == Some(true) => {
                 // A null window is none; without a word on it the published implementations have one of 4096.
                 let none = self.json.get("sliding_window").is_some_and(Value::is_null);
                 let first = self.size("max_window_layers")?.unwrap_or(28) as usize;
@@ -221,6 +227,14 @@ fn write_more(config: &Config, writer: &mut Writer) -> Result<()> {
     let key = |name: &str| format!("{arch}.{name}");
     if let Some(windowed) = windowed(config)? {
         writer.add_bools(&key("attention.sliding_window_pattern"), &windowed);
+    }
+    if let (Some(width), "gemma2" | "gemma3") = (config.float("query_pre_attn_scalar"), arch) {
+        // Readers take it from the width of heads.
+        let heads = config.head_dim()?;
+        let usual = if heads == 128 { config.number("hidden_size")? / config.heads()?.max(1) } else { heads };
+        if width != usual as f64 {
+            writer.add_f32(&key("attention.scale"), (1.0 / width.sqrt()) as f32);
+        }
     }
     for (families, from, to) in [
         ("granite", "embedding_multiplier", "embedding_scale"),

@@ -52,6 +52,8 @@ const LAYER: &[(&str, &str)] = &[
     ("conv.conv", "shortconv.conv"),
     ("conv.out_proj", "shortconv.out_proj"),
     ("self_attn.out_proj", "attn_output"),
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
     ("self_attn.q_layernorm", "attn_q_norm"),
     ("self_attn.k_layernorm", "attn_k_norm"),
     ("feed_forward.w1", "ffn_gate"),
@@ -235,7 +237,9 @@ impl Planner<'_> {
     fn text_name<'n>(&self, full: &'n str) -> Option<&'n str> {
         let arch = self.config.arch();
         let skips = mtp::stripped(full).is_some() && (has_delta_nets(arch) || family::is_nemotron(arch));
-        if full.ends_with("rotary_emb.inv_freq") || skips {
+        // Published checkpoints of Qwen 2-VL have pictures and text side by side.
+        let pictures = family::has_sections(arch) && full.starts_with("visual.");
+        if full.ends_with("rotary_emb.inv_freq") || skips || pictures {
             return None;
         }
         if self.config.nested && !full.contains("language_model") {
@@ -443,7 +447,7 @@ impl Planner<'_> {
             let name = format!("blk.{layer}.{name}.weight");
             return self.stack(name, full, (index, experts), stored).map(|()| true);
         }
-        if ["gpt-oss", "llama4"].contains(&self.config.arch()) {
+        if family::stacks_inputs_first(self.config.arch()) {
             return self.inputs_first(full, layer, rest, stored);
         }
         if stored.shape.len() != 3 {
@@ -491,8 +495,8 @@ impl Planner<'_> {
         Ok(true)
     }
 
-    /// Experts of gpt-oss and Llama 4: matrices that are not MXFP4 have inputs before outputs; gate and up take turns in gpt-oss and
-    /// stand one behind the other in Llama 4.
+    /// Experts stacked with inputs before outputs, unless they are MXFP4; gate and up take turns in gpt-oss and stand one behind the
+    /// other elsewhere ([`family::stacks_inputs_first`]).
     fn inputs_first(&mut self, full: &str, layer: usize, rest: &str, stored: &Stored) -> Result<bool> {
         let (experts, arch) = (self.config.experts(), self.config.arch());
         if stored.shape.first() != Some(&experts) {

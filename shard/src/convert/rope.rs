@@ -40,7 +40,14 @@ impl Config {
         if family::is_gemma4(self.arch) && kind == "proportional" {
             return Ok(());
         }
-        if !["default", "linear", "yarn", "llama3", "longrope", "su"].contains(&kind) {
+        if let Some(alpha) = self.rope_alpha() {
+            return match alpha > 0.0 {
+                true => Ok(()),
+                false => Err(Error::malformed("config.json: alpha", "it is not positive")),
+            };
+        }
+        let sections = family::has_sections(self.arch) && kind == "mrope";
+        if !sections && !["default", "linear", "yarn", "llama3", "longrope", "su"].contains(&kind) {
             return Err(Error::unsupported(format!("config.json: rope_type \"{kind}\"")));
         }
         if ["linear", "yarn"].contains(&kind) && !rope["factor"].is_number() {
@@ -55,7 +62,8 @@ impl Config {
                     "config.json: mscale unlike mscale_all_dim of rope_type \"yarn\"",
                 ));
             }
-            let asked: &[&str] = if latent { &YARN_FACTORS[..1] } else { &YARN_FACTORS };
+            let divides = self.arch == "mistral3" && own.is_none_or(|own| own == 1.0);
+            let asked: &[&str] = if latent || divides { &YARN_FACTORS[..1] } else { &YARN_FACTORS };
             // The factor that goes with the stretch changes nothing.
             let usual = |key: &str| {
                 let stretch = rope["factor"].as_f64().unwrap_or(1.0).max(1.0);
@@ -76,7 +84,14 @@ impl Config {
 
     pub(super) fn write_rope(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) -> Result<()> {
         let rope = self.rope();
-        let theta = rope["rope_theta"].as_f64().or(self.json["rope_theta"].as_f64());
+        let mut theta = rope["rope_theta"].as_f64().or(self.json["rope_theta"].as_f64());
+        if let Some(alpha) = self.rope_alpha() {
+            let dim = self.head_dim()? as f64;
+            theta = Some(theta.unwrap_or(10_000.0) * math::pow(alpha, dim / (dim - 2.0)));
+            writer.add_str(&key("rope.scaling.type"), "none");
+            writer.add_f32(&key("rope.scaling.factor"), 1.0);
+            writer.add_u32(&key("rope.scaling.original_context_length"), 1 << 18);
+        }
         if let Some(theta) = theta.filter(|_| self.arch != "gemma2") {
             writer.add_f32(&key("rope.freq_base"), theta as f32);
         }
@@ -112,6 +127,27 @@ impl Config {
         for (from, to) in betas.into_iter().filter(|_| kind == "yarn") {
             if let Some(beta) = rope[from].as_f64() {
                 writer.add_f32(&key(&format!("rope.scaling.{to}")), beta as f32);
+            }
+        }
+        if let ("yarn", "mistral3") = (kind, self.arch) {
+            let more = [
+                ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
+                ("llama_4_scaling_beta", "attention.temperature_scale"),
+            ];
+            for (from, to) in more {
+                if let Some(value) = rope[from].as_f64() {
+                    writer.add_f32(&key(to), value as f32);
+                }
+            }
+        }
+        if family::has_sections(self.arch) {
+            let sections = rope["mrope_section"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let mut sections: Vec<i32> =
+                sections.iter().filter_map(|n| i32::try_from(n.as_u64()?).ok()).collect();
+            sections.resize(4, 0);
+            writer.add_i32s(&key("rope.dimension_sections"), &sections);
+            if let Some(layers) = self.json["deepstack_visual_indexes"].as_array() {
+                writer.add_u32(&key("n_deepstack_layers"), layers.len() as u32);
             }
         }
         let name = "original_max_position_embeddings";
@@ -155,6 +191,13 @@ impl Config {
             }
         });
         Ok(factors.collect())
+    }
+
+    /// What stretches the base of the frequencies of Hunyuan, whose checkpoints call it dynamic although it is fixed.
+    fn rope_alpha(&self) -> Option<f64> {
+        let rope = self.rope();
+        let stretched = self.arch == "hunyuan-dense" && rope_kind(rope) == "dynamic";
+        rope["alpha"].as_f64().filter(|_| stretched)
     }
 
     /// Where the rotary parameters stand: `rope_parameters` (newer files; gemma 3 has one set per attention kind) or

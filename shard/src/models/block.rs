@@ -105,9 +105,10 @@ impl Block {
         self.add("post_attention_norm.weight", &[hidden]).add("post_ffw_norm.weight", &[hidden])
     }
 
-    /// Attention with separate q, k and v.
-    pub fn attention(self, qkv_bias: Bias, out_bias: Bias) -> Self {
+    /// Attention with separate q, k and v. Old converters wrote the frequencies of the rotation into every layer, too.
+    pub fn attention(mut self, qkv_bias: Bias, out_bias: Bias) -> Self {
         let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        self.rules.push(Rule::unused("attn_rot_embd.weight", &[head_dim / 2]));
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         self.add("attn_q.weight", &[hidden, q])
             .add("attn_k.weight", &[hidden, kv])
@@ -129,14 +130,14 @@ impl Block {
     }
 
     /// Attention that looks at the keys and values of another layer, with an RMS norm over each head of its queries. Files may
-    /// have matrices of keys and values here, which nothing reads ([`super::Layer::reads`]).
+    /// have matrices of keys and values here, which nothing reads.
     pub fn attention_of_queries(mut self) -> Self {
         let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         self.rules.extend([
-            Rule::optional("attn_k.weight", &[hidden, kv]),
-            Rule::optional("attn_v.weight", &[hidden, kv]),
-            Rule::optional("attn_k_norm.weight", &[head_dim]),
+            Rule::unused("attn_k.weight", &[hidden, kv]),
+            Rule::unused("attn_v.weight", &[hidden, kv]),
+            Rule::unused("attn_k_norm.weight", &[head_dim]),
         ]);
         self.add("attn_q.weight", &[hidden, q])
             .add("attn_output.weight", &[q, hidden])

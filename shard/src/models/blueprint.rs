@@ -128,12 +128,6 @@ impl Layer {
     pub fn has(&self, name: &str) -> bool {
         self.tensors.iter().any(|rule| rule.name == name)
     }
-
-    /// Whether a pass reads tensor `name` where the file has it: a layer that looks at another's keys and values makes none.
-    pub fn reads(&self, name: &str) -> bool {
-        let made = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
-        self.attention.source().is_none() || !made.contains(&name)
-    }
 }
 
 /// How the positions of a layer see each other. A session may narrow what attention sees ([`Blueprint::sight`]). Each variant

@@ -25,7 +25,7 @@
 
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 
-use super::{Attention, Blueprint, layer_name};
+use super::{Attention, Blueprint, Need, layer_name};
 use crate::{Error, Result, gguf::Gguf, state::Kind};
 
 /// Products of weights that take as long as reading one byte of weights.
@@ -50,7 +50,7 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
         Some(experts) => (experts.used as u64, experts.count.max(1) as u64),
     };
     let (mut whole, mut bytes, mut products) = (0, 0, 0);
-    for rule in layer.tensors.iter().filter(|rule| layer.reads(rule.name)) {
+    for rule in layer.tensors.iter().filter(|rule| rule.need != Need::Unused) {
         let Some(info) = gguf.info(&layer_name(index, rule.name)) else { continue };
         let part = |whole: u64| if rule.name.contains("_exps.") { whole * used / count } else { whole };
         whole += info.len;

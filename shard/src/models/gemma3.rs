@@ -2,17 +2,16 @@
 //!
 //! As Gemma 2 without softcaps and with RMS norms over each head of q and k. Five layers with a window and their own
 //! unscaled rotation (base 10,000), then one that sees everything with the scaled rotation, and so on; the metadata
-//! may give another period. The 27B model (62 layers) takes its attention factor from the width over the heads.
+//! may give another period.
 
 use super::{
     Activation, Blueprint, Dense, FeedForward, NormKind, Rope, Softmax,
     block::{Bias, Block},
+    gemma2,
     reader::{Reader, layers},
 };
 use crate::{Result, kernels::Pairing};
 
-/// Layers of the 27B model, the only one with another attention factor; the metadata does not carry it.
-const LAYERS_27B: usize = 62;
 /// Every sixth layer sees the whole context.
 const PERIOD: usize = 6;
 
@@ -26,10 +25,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let local = Rope { base, ..global.unscaled() };
     let window = reader.size_opt("attention.sliding_window", usize::MAX)?.map(|w| w.min(sizes.context));
     let slides = reader.slides(&sizes, PERIOD)?;
-    let mut attention = sizes.attention(None);
-    if sizes.layers == LAYERS_27B {
-        attention.scale = 1.0 / ((sizes.hidden / sizes.heads) as f32).sqrt();
-    }
+    let attention = Softmax { scale: gemma2::factor(reader, &sizes)?, ..sizes.attention(None) };
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedGelu });
     let layers = layers(sizes.layers, |index| {
         let attention = match window {

@@ -7,7 +7,7 @@
 //! [`FeedForward`] and a step in both interpreters.
 //!
 //! A file is refused rather than guessed at: a tensor that is missing, one that the family does not use, a shape that
-//! contradicts the metadata, or a metadata key that would change the numbers but is not read here.
+//! contradicts the metadata, or a metadata key that is neither read nor known to change nothing.
 //! Every count is bounded by [`limits`] before anything is allocated from it.
 
 mod arcee;
@@ -39,6 +39,7 @@ mod gpt_oss;
 mod granite;
 mod hunyuan;
 mod hybrid;
+mod keys;
 mod kimi_linear;
 mod lfm2;
 pub mod limits;
@@ -403,7 +404,7 @@ impl Blueprint {
         };
         let reader = Reader::new(gguf, architecture.name);
         let mut blueprint = (architecture.read)(&reader)?;
-        reader.refuse_unread(blueprint.context)?;
+        reader.refuse_unread(&blueprint)?;
         let layers: Vec<&[Rule]> = blueprint.layers.iter().map(|layer| &*layer.tensors).collect();
         tensors::check(gguf, &blueprint.tensors, &layers, blueprint.ahead.layers)?;
         let index = blueprint.layers.len();

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeSet};
 
 use super::{
     Ahead, Attention, Blueprint, Embedding, Experts, Groups, HEAD_NORM, Head, Latent, Layer, Norm, NormKind,
-    Rope, Router, Rule, Scaling, Softmax, limits,
+    Rope, Router, Rule, Scaling, Softmax, keys, limits,
 };
 use crate::{
     Error, Result,
@@ -59,45 +59,6 @@ pub(super) struct Reader<'g> {
     gguf: &'g Gguf,
     architecture: &'static str,
     read: RefCell<BTreeSet<String>>,
-}
-
-/// A key that changes the numbers where it has another value than the neutral one.
-const NUMERIC: &[(&str, Neutral)] = &[
-    ("attention.sliding_window", Neutral::WholeContext),
-    ("attn_logit_softcapping", Neutral::Floats(&[0.0])),
-    ("final_logit_softcapping", Neutral::Floats(&[0.0])),
-    ("router_logit_softcapping", Neutral::Floats(&[0.0])),
-    ("logit_scale", Neutral::Floats(&[0.0, 1.0])),
-    ("embedding_scale", Neutral::Floats(&[0.0, 1.0])),
-    ("residual_scale", Neutral::Floats(&[0.0, 1.0])),
-    ("attention.scale", Neutral::Floats(&[0.0])),
-    ("attention.clamp_kqv", Neutral::Floats(&[0.0])),
-    ("attention.max_alibi_bias", Neutral::Floats(&[0.0])),
-    ("attention.temperature_scale", Neutral::Floats(&[0.0])),
-    ("attention.temperature_length", Neutral::Integers(&[0])),
-    ("attention.causal", Neutral::Bool(true)),
-    ("use_parallel_residual", Neutral::Bool(false)),
-    ("expert_count", Neutral::Integers(&[0])),
-    ("expert_group_count", Neutral::Integers(&[0, 1])),
-    ("expert_shared_count", Neutral::Integers(&[0])),
-    ("expert_weights_scale", Neutral::Floats(&[0.0, 1.0])),
-    ("expert_weights_norm", Neutral::Bool(false)),
-    ("expert_gating_func", Neutral::Integers(&[0, 1])),
-    ("leading_dense_block_count", Neutral::Integers(&[0])),
-    ("interleave_moe_layer_step", Neutral::Integers(&[0, 1])),
-    ("rope.dimension_sections", Neutral::Absent),
-    ("rope.scaling.yarn_log_multiplier", Neutral::Floats(&[0.0])),
-    ("rope.scaling.yarn_ext_factor", Neutral::Floats(&[1.0, -1.0])),
-    ("rope.scaling.alpha", Neutral::Floats(&[0.0, 1.0])),
-];
-
-/// The values of a numeric key that ask for nothing.
-enum Neutral {
-    Absent,
-    Floats(&'static [f32]),
-    Integers(&'static [u64]),
-    Bool(bool),
-    WholeContext,
 }
 
 impl<'g> Reader<'g> {
@@ -459,6 +420,8 @@ impl<'g> Reader<'g> {
         let legacy = self.cap("rope.scale_linear")?;
         let factor = f64::from(self.cap("rope.scaling.factor")?.or(legacy).unwrap_or(1.0));
         let type_key = self.key("rope.scaling.type");
+        let [fast, slow] =
+            ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"].map(|key| self.cap(key));
         let kind = self.metadata().str(&type_key);
         let factors = self.factors("rope_freqs.weight", dims / 2)?;
         let short = self.factors("rope_factors_short.weight", dims / 2)?;
@@ -470,8 +433,8 @@ impl<'g> Reader<'g> {
             Some("yarn") => Scaling::Yarn {
                 factor,
                 original,
-                beta_fast: f64::from(self.cap("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0)),
-                beta_slow: f64::from(self.cap("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0)),
+                beta_fast: f64::from(fast?.unwrap_or(32.0)),
+                beta_slow: f64::from(slow?.unwrap_or(1.0)),
             },
             Some("longrope") if short.is_some() => Scaling::None,
             Some("longrope") => {
@@ -544,26 +507,9 @@ impl<'g> Reader<'g> {
         }
     }
 
-    /// Refuses a file that asks, by a key this family does not read, for something that changes the numbers.
-    pub fn refuse_unread(&self, context: usize) -> Result<()> {
-        for (name, neutral) in NUMERIC {
-            let key = format!("{}.{name}", self.architecture);
-            if self.read.borrow().contains(&key) || !self.present(&key) {
-                continue;
-            }
-            let metadata = self.metadata();
-            let harmless = match neutral {
-                Neutral::Absent => false,
-                Neutral::Floats(values) => metadata.f32(&key).is_some_and(|v| values.contains(&v)),
-                Neutral::Integers(values) => metadata.u64(&key).is_some_and(|v| values.contains(&v)),
-                Neutral::Bool(value) => metadata.bool(&key) == Some(*value),
-                Neutral::WholeContext => metadata.u64(&key).is_some_and(|v| v == 0 || v >= context as u64),
-            };
-            if !harmless {
-                return Err(Error::unsupported(format!("{key} in this architecture")));
-            }
-        }
-        Ok(())
+    /// Refuses what the file says by keys that this family did not read, unless it changes nothing.
+    pub fn refuse_unread(&self, blueprint: &Blueprint) -> Result<()> {
+        keys::refuse_unread(self.metadata(), &self.read.borrow(), blueprint)
     }
 }
 

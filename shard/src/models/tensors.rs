@@ -9,6 +9,8 @@ pub enum Need {
     Required,
     /// Absent means the step it belongs to is left out (a bias, a norm).
     Optional,
+    /// Files may have it, and nothing reads it.
+    Unused,
 }
 
 /// One tensor of a layer, or of the whole model.
@@ -31,6 +33,11 @@ impl Rule {
     /// A tensor that may be absent.
     pub fn optional(name: &'static str, dims: &[usize]) -> Self {
         Self { name, dims: dims.to_vec(), need: Need::Optional }
+    }
+
+    /// A tensor that files may have and nothing reads.
+    pub fn unused(name: &'static str, dims: &[usize]) -> Self {
+        Self { name, dims: dims.to_vec(), need: Need::Unused }
     }
 
     /// Whether `dims` of a file are this rule's, trailing ones aside.
@@ -139,7 +146,7 @@ pub fn are(gguf: &Gguf, rules: &[Rule], index: usize) -> bool {
 }
 
 fn check_one(gguf: &Gguf, rule: &Rule, name: &str) -> Result<()> {
-    if rule.need == Need::Optional && gguf.info(name).is_none() {
+    if rule.need != Need::Required && gguf.info(name).is_none() {
         return Ok(());
     }
     let tensor = gguf.require(name)?;

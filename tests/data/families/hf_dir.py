@@ -90,11 +90,34 @@ def saved(folder, family, model, vocab):
     vocabulary.write_hf(folder, vocab)
 
 
+def with_pictures(folder, family, model, vocab):
+    """A checkpoint of text and pictures: the text model's names one deeper, its configuration beside another."""
+    experts = r"(.*\.mlp\.experts\.(?:gate_up|down)_proj)"
+    tensors = {"model.visual.patch_embed.proj.bias": torch.zeros(8)}
+    for name, value in model.state_dict().items():
+        # Published stacks of experts have inputs before outputs.
+        value = value.transpose(1, 2) if re.fullmatch(experts, name) else value
+        tensors[name.replace("model.", "model.language_model.", 1)] = value.to(torch.bfloat16).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    text = {k: v for k, v in family.config.to_dict().items() if k not in NOISE - {"rope_parameters"} and not k.startswith("_")}
+    tied = text.pop("tie_word_embeddings")
+    config = {
+        "model_type": text["model_type"].removesuffix("_text"),
+        "text_config": text | {"bos_token_id": None, "eos_token_id": vocab.eos},
+        "tie_word_embeddings": tied,
+        "vision_config": {"deepstack_visual_indexes": [0, 1, 2]},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True, default=str) + "\n")
+    vocabulary.write_hf(folder, vocab)
+
+
 def write(folder, family, model, vocab):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if family.hf_style == "saved":
         return saved(folder, family, model, vocab)
+    if family.hf_style == "pictures":
+        return with_pictures(folder, family, model, vocab)
     dtype = torch.float16 if family.hf == "f16" else torch.bfloat16
     tensors = {}
     for name, value in published(model.state_dict(), family.config):

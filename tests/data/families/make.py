@@ -309,7 +309,8 @@ def main():
         if family.hf:
             folder = HERE.parent / "hf" / family.name
             hf_dir.write(folder, family, model, vocab)
-            confirm(folder, model, entries, vocab)
+            if family.hf_style != "pictures":
+                confirm(folder, model, entries, vocab)
         parts = []
         for name, e in entries.items():
             growth = e["trace"][-1][0] / e["trace"][0][0]

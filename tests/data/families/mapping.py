@@ -260,7 +260,7 @@ def rope_metadata(writer, family, head_dim):
         writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
         writer.add_rope_scaling_factor(1)
-        writer.add_rope_scaling_orig_ctx_len(config.max_position_embeddings)
+        writer.add_rope_scaling_orig_ctx_len(1 << 18)
         return
     writer.add_rope_freq_base(rope["rope_theta"])
     if "mrope_section" in rope:
@@ -304,7 +304,7 @@ def metadata(writer, family, head_dim):
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     if arch not in mamba.ARCHS:
-        writer.add_context_length(config.max_position_embeddings)
+        writer.add_context_length(1 << 18 if arch == "hunyuan-dense" else config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     if arch == "gemma4":

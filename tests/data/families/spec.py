@@ -94,11 +94,11 @@ class Family:
     head_gain: float = 4.0  # scale of the logits
     residual: float = 1.0  # scale of the residual stream; small where a large eps is to be seen
     hf: str = ""  # "bf16" | "f16" | "bf16-sharded": also write tests/data/hf/<name>
-    hf_style: str = "v4"  # config.json with rope_theta/rope_scaling ("v4") or rope_parameters ("v5"); "saved" as transformers writes all
+    hf_style: str = "v4"  # config.json with rope_theta/rope_scaling ("v4") or rope_parameters ("v5"); "saved" as transformers writes all, "pictures" beside pictures
 
 
 # families whose directory is as transformers writes it
-SAVED = {"gemma3n", "glm4moe", "granitehybrid_moe", "kimi_linear", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
+SAVED = {"mistral3", "hunyuan", "gemma3n", "glm4moe", "granitehybrid_moe", "kimi_linear", "falcon_h1", "lfm2moe", "llama4", "nemotron", "nemotron_h_moe", "olmo3", "phi2"}
 
 
 def yarn(theta, factor, original):
@@ -387,7 +387,7 @@ def families():
                tf.Qwen3VLTextConfig(**base(342, 64, 4, 2, 128, 3, 1e-6, True, qwen3vl, head_dim=32))),
         Family("qwen3vlmoe", "qwen3vlmoe", pictures.text_of(tf.Qwen3VLMoeTextModel),
                tf.Qwen3VLMoeTextConfig(**base(344, 64, 4, 2, 160, 3, 1e-6, False, qwen3vl, head_dim=32, num_experts=8,
-                                              num_experts_per_tok=3, moe_intermediate_size=32))),
+                                              num_experts_per_tok=3, moe_intermediate_size=32)), hf="bf16", hf_style="pictures"),
         Family("mistral3", "mistral3", tf.Ministral3ForCausalLM,
                tf.Ministral3Config(**base(347, 64, 4, 2, 96, 3, 1e-5, True, mistral3, head_dim=32))),
         Family("hunyuan", "hunyuan-dense", tf.HunYuanDenseV1ForCausalLM,
