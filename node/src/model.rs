@@ -297,7 +297,11 @@ fn without_head(args: &EngineArgs) -> Result<()> {
 pub fn main_format(gguf: &Gguf) -> &'static str {
     let bytes_in =
         |number: u32| gguf.tensors().iter().filter(|t| t.ggml_type == number).map(|t| t.len).sum::<u64>();
-    shard::quant::ALL.iter().max_by_key(|f| bytes_in(f.ggml_type)).map_or("none", |f| f.name)
+    shard::quant::ALL
+        .iter()
+        .chain(shard::quant::FOREIGN)
+        .max_by_key(|f| bytes_in(f.ggml_type))
+        .map_or("none", |f| f.name)
 }
 
 /// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.

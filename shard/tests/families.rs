@@ -183,6 +183,93 @@ fn quantized_fixtures_agree_with_their_dequantized_weights() {
 /// The fixtures are narrow (64 to 128), so that rounding averages out less than in [`tolerance`].
 const FIXTURE_TOLERANCE: f64 = 1e-2;
 
+/// The matrices of layers as signs, in blocks that share the scale of the matrix, or in blocks with scales of 1 and the scale beside
+/// the matrix.
+fn ternary(gguf: &Gguf, beside: bool) -> Arc<Gguf> {
+    let mut count = 0;
+    copy(gguf, &[], |tensor| {
+        let Some(matrix) = tensor.info.name.strip_suffix(".weight").filter(|_| tensor.info.dims.len() == 2)
+        else {
+            return vec![Copied::same(tensor)];
+        };
+        if !matrix.starts_with("blk.") {
+            return vec![Copied::same(tensor)];
+        }
+        count += 1;
+        let scale = (0.03f32 + 0.001 * count as f32).to_le_bytes();
+        let signs: Vec<f32> =
+            tensor.to_f32().iter().map(|w| if *w == 0.0 { 0.0 } else { w.signum() }).collect();
+        if beside {
+            let mut blocks = vec![0; signs.len() / 256 * quant::TQ2_0.block_bytes];
+            quant::TQ2_0.quantize(&signs, None, &mut blocks).unwrap();
+            let scale = Copied {
+                name: format!("{matrix}.scale"),
+                dims: vec![1],
+                format: &quant::F32,
+                bytes: scale.to_vec(),
+            };
+            return vec![Copied { format: &quant::TQ2_0, bytes: blocks, ..Copied::same(tensor) }, scale];
+        }
+        let byte = |block: &[f32], j: usize| {
+            (0..4).fold(0, |byte, l| byte | ((block[32 * l + j] + 1.0) as u8) << (6 - 2 * l))
+        };
+        let codes = signs.chunks_exact(128).flat_map(|block| (0..32).map(|j| byte(block, j)));
+        // What follows a scale says nothing.
+        let bytes = codes.chain(scale).chain([0xa5; 28]).collect();
+        vec![Copied { format: &quant::I2_S, bytes, ..Copied::same(tensor) }]
+    })
+}
+
+#[test]
+fn weights_under_the_scale_of_a_matrix_give_the_bits_of_a_factor_beside_it() {
+    let shape = synthetic::shape("tiny").unwrap();
+    let gguf = bytes(shape.to_bytes(&quant::TQ2_0, 5).unwrap());
+    let [shared, beside] = [false, true].map(|beside| ternary(&gguf, beside));
+    let prompt = tokens(40, shape.vocab, 11);
+    let wanted = three_ways(&beside, &prompt);
+    assert!(one_minus_cos(&wanted[0], &wanted[1]) < tolerance(&quant::TQ2_0));
+    assert!(three_ways(&shared, &prompt).map(|logits| bits(&logits)) == wanted.map(|logits| bits(&logits)));
+    for isa in Isa::available() {
+        let [shared, beside] = [&shared, &beside].map(|gguf| {
+            let shard = whole(gguf, cpu(isa, 1), 64);
+            let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+            shard.prefill(&mut ws, &mut shard.new_state(), &prompt).unwrap();
+            bits(ws.logits(0))
+        });
+        assert!(shared == beside, "{}", isa.name());
+    }
+    let scale = |tensor: &str| shared.tensor(tensor).unwrap().to_f32().into_iter().fold(0.0, f32::max);
+    assert_eq!(scale("blk.0.attn_q.weight"), beside.tensor("blk.0.attn_q.scale").unwrap().to_f32()[0]);
+}
+
+#[test]
+fn a_scale_that_is_none_and_embeddings_under_one_are_refused() {
+    let shape = synthetic::shape("tiny").unwrap();
+    let shared = ternary(&bytes(shape.to_bytes(&quant::TQ2_0, 5).unwrap()), false);
+    let changed = |name: &str, change: &dyn Fn(Copied) -> Copied| {
+        let made = copy(&shared, &[], |tensor| {
+            let mut copied = Copied::same(tensor);
+            if let Some(scale) = tensor.scale() {
+                copied.bytes.extend(scale.to_le_bytes().into_iter().chain([0; 28]));
+            }
+            Some(if *tensor.info.name == *name { change(copied) } else { copied })
+        });
+        Blueprint::from_gguf(&made).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(changed("blk.0.attn_q.weight", &|copied| copied), Ok(()));
+    let nan = changed("blk.0.attn_q.weight", &|mut copied| {
+        let at = copied.bytes.len() - 32;
+        copied.bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        copied
+    });
+    assert!(nan.unwrap_err().contains("has the scale NaN"));
+    let embedding = changed("token_embd.weight", &|copied| {
+        let weights = copied.dims.iter().product::<u64>() as usize;
+        Copied { format: &quant::I2_S, bytes: vec![0x55; weights / 4 + 32], ..copied }
+    });
+    assert!(embedding.unwrap_err().contains("tensor token_embd.weight in i2_s"));
+}
+
 /// Some rows of a tensor as another one.
 fn rows_of(tensor: &Tensor<'_>, name: &str, dims: &[u64], first: usize, rows: usize) -> Copied {
     let row = tensor.bytes.len() / tensor.rows();

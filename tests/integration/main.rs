@@ -51,6 +51,7 @@ mod recurrent;
 mod repo;
 mod routes;
 mod soak;
+mod state_kinds;
 mod structure;
 mod swarm;
 mod tolerance;

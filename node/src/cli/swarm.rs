@@ -327,6 +327,9 @@ pub struct DemoArgs {
     /// The prompt
     #[arg(default_value = "Tell me a story about a fox who finds a lantern in the snow.")]
     pub prompt: String,
+    /// Another model than the one inside the binary: a .gguf file of three layers or more, or a name from `shoal model list`
+    #[arg(short, long)]
+    pub model: Option<String>,
     /// Let everybody live
     #[arg(long)]
     pub no_kill: bool,

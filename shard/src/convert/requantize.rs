@@ -49,6 +49,9 @@ pub fn requantize(
         let (name, cols) = (&*tensor.info.name, tensor.cols());
         match matrix(tensor) {
             true => choose(&Wanted { name, cols, vector: false, head: is_head(name, tied) }, options),
+            false if tensor.scale().is_some() => {
+                Err(Error::unsupported(format!("tensor {name} in {}", tensor.format.name)))
+            }
             false => Ok(tensor.format),
         }
     };
@@ -85,6 +88,9 @@ pub fn requantize(
         }
         let mut weights = vec![0.0; slice.rows.len() * tensor.cols()];
         (tensor.format.dequantize)(bytes, &mut weights);
+        if let Some(scale) = tensor.scale() {
+            weights.iter_mut().for_each(|weight| *weight *= scale);
+        }
         let name = (&*tensor.info.name, tensor.cols());
         encode(format, name, &weights, (slice.rows.start, tensor.rows()), options.importance.as_ref())
     };

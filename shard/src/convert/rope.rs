@@ -146,7 +146,8 @@ impl Config {
                 sections.iter().filter_map(|n| i32::try_from(n.as_u64()?).ok()).collect();
             sections.resize(4, 0);
             writer.add_i32s(&key("rope.dimension_sections"), &sections);
-            if let Some(layers) = self.json["deepstack_visual_indexes"].as_array() {
+            let layers = self.json["deepstack_visual_indexes"].as_array();
+            if let Some(layers) = layers.filter(|_| self.arch != "qwen2vl") {
                 writer.add_u32(&key("n_deepstack_layers"), layers.len() as u32);
             }
         }

@@ -116,6 +116,8 @@ pub struct Tensor<'a> {
     pub format: &'static Format,
     /// `rows() * format.row_bytes(cols())` bytes, rows ascending.
     pub bytes: &'a [u8],
+    /// What stands behind them: [`Format::tail_bytes`].
+    tail: &'a [u8],
 }
 
 impl<'a> Tensor<'a> {
@@ -135,8 +137,22 @@ impl<'a> Tensor<'a> {
         &self.bytes[index * bytes..][..bytes]
     }
 
+    /// The scale that all blocks share, of a format whose blocks have none.
+    pub fn scale(&self) -> Option<f32> {
+        self.tail.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
+    }
+
     /// All weights as f32, rows ascending.
     pub fn to_f32(&self) -> Vec<f32> {
+        let mut weights = self.unscaled();
+        if let Some(scale) = self.scale() {
+            weights.iter_mut().for_each(|weight| *weight *= scale);
+        }
+        weights
+    }
+
+    /// The same without the scale that all blocks share.
+    pub fn unscaled(&self) -> Vec<f32> {
         let mut weights = vec![0.0; self.cols() * self.rows()];
         (self.format.dequantize)(self.bytes, &mut weights);
         weights
@@ -290,7 +306,8 @@ impl Gguf {
         let format = quant::by_type(info.ggml_type)?;
         let file = self.file(info.offset);
         let bytes = &file.source.bytes()[(info.offset - file.start) as usize..][..info.len as usize];
-        Some(Tensor { info, format, bytes })
+        let (bytes, tail) = bytes.split_at(bytes.len() - format.tail_bytes());
+        Some(Tensor { info, format, bytes, tail })
     }
 
     /// The file that holds byte `offset`.

@@ -304,7 +304,8 @@ fn data_len(tensor: &TensorInfo) -> Result<Option<u64>> {
         let why = format!("{} is not a multiple of {}'s block of {block}", tensor.dims[0], format.name);
         return Err(Error::malformed(format!("tensor {:?}: dimension 0", tensor.name), why));
     }
-    Ok((elements / block).checked_mul(format.block_bytes as u64))
+    let rows = (elements / block).checked_mul(format.block_bytes as u64);
+    Ok(rows.and_then(|rows| rows.checked_add(format.tail_bytes() as u64)))
 }
 
 /// Reads forward through a header, never past the file or the longest header allowed.

@@ -177,7 +177,8 @@ impl Writer {
         }
         let len = (1..=MAX_DIMS as usize).contains(&dims.len()).then(|| {
             let row = format.row_bytes(usize::try_from(dims[0]).ok()?)? as u64;
-            dims[1..].iter().try_fold(row, |len, &dim| len.checked_mul(dim))
+            let rows = dims[1..].iter().try_fold(row, |len, &dim| len.checked_mul(dim))?;
+            rows.checked_add(format.tail_bytes() as u64)
         });
         match len.flatten() {
             None | Some(0) => self.fail(name, &format!("{dims:?} is no shape for {}", format.name)),

@@ -9,8 +9,8 @@ use super::panel::{
 };
 use super::{Isa, amx, tile};
 use crate::quant::{
-    self, Format, codebook::Codebook, iq1_m::Iq1M, iq1_s::Iq1S, iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs,
-    iq3_s::Iq3S, iq3_xxs::Iq3Xxs, iq4_xs::Iq4Xs, nvfp4, q1_0, q2_0, tq1_0, tq2_0,
+    self, Format, codebook::Codebook, i2_s, iq1_m::Iq1M, iq1_s::Iq1S, iq2_s::Iq2S, iq2_xs::Iq2Xs,
+    iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs::Iq3Xxs, iq4_xs::Iq4Xs, nvfp4, q1_0, q2_0, tq1_0, tq2_0,
 };
 
 /// A layout as a table of functions, so that a matrix carries one pointer.
@@ -66,7 +66,7 @@ macro_rules! panels {
 
 /// The panels of an integer format.
 pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
-    static TABLE: [(u32, Panels); 25] = [
+    static TABLE: [(u32, Panels); 26] = [
         (quant::Q4_0.ggml_type, panels!(Q4_0, false, false, false)),
         (quant::Q4_1.ggml_type, panels!(Q4_1, false, true, false)),
         (quant::Q5_0.ggml_type, panels!(Q5_0, false, false, false)),
@@ -81,6 +81,7 @@ pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
         (quant::MXFP4.ggml_type, panels!(Mxfp4, false, false, true)),
         (quant::TQ1_0.ggml_type, panels!(Tq1_0, false, false, false)),
         (quant::TQ2_0.ggml_type, panels!(Tq2_0, false, false, false)),
+        (quant::I2_S.ggml_type, panels!(I2S, false, false, false)),
         (quant::NVFP4.ggml_type, panels!(Nvfp4, true, false, true)),
         (quant::Q1_0.ggml_type, panels!(Q1_0, false, false, false)),
         (quant::Q2_0.ggml_type, panels!(Q2_0, false, false, false)),
@@ -438,6 +439,25 @@ impl Layout for Tq2_0 {
     }
     fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
         halves(blocks, 64, 0, out);
+    }
+}
+
+struct I2S;
+impl Layout for I2S {
+    type Codes = W2;
+    type Scales = Shared<4>;
+    const FOLD: i32 = 1;
+    const SIGNED: bool = false;
+    const GGUF_BYTES: usize = 32;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        words(i2_s::codes(block, i))
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        for (block, out) in blocks.iter().zip(out.chunks_exact_mut(2)) {
+            if block.is_some() {
+                out.copy_from_slice(&half::f16::ONE.to_le_bytes());
+            }
+        }
     }
 }
 

@@ -100,6 +100,21 @@ fn check_factors(gguf: &Gguf, name: &str, count: usize) -> Result<()> {
     }
 }
 
+/// Whether tensor `full` of the file, called `name` in its layer, may be of a format whose blocks share a scale, and that scale is sound.
+fn check_scale(gguf: &Gguf, full: &str, name: &str) -> Result<()> {
+    let Some((tensor, scale)) = gguf.tensor(full).and_then(|tensor| Some((tensor, tensor.scale()?))) else {
+        return Ok(());
+    };
+    let matrix = name.strip_suffix(".weight").unwrap_or_default();
+    if matrix != "output" && !FACTORED.contains(&matrix) {
+        return Err(Error::unsupported(format!("tensor {full} in {}", tensor.format.name)));
+    }
+    if !scale.is_finite() {
+        return Err(Error::malformed(format!("tensor {full}"), format!("has the scale {scale}")));
+    }
+    Ok(())
+}
+
 /// Checks that `gguf` holds what the rules say, outside of layers (`globals`) and in each of `layers`, with those shapes, and
 /// nothing else but factors of their matrices and `unused` layers behind them.
 ///
@@ -123,6 +138,7 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[&[Rule]], unused: usize) -
             None => (globals, &*info.name),
         };
         if rules.iter().any(|rule| rule.name == name) {
+            check_scale(gguf, &info.name, name)?;
             continue;
         }
         let Some(count) = factors(rules, name) else {

@@ -22,6 +22,7 @@ pub(crate) mod codebook;
 mod float16;
 mod float32;
 mod grids;
+pub(crate) mod i2_s;
 pub(crate) mod iq1_m;
 pub(crate) mod iq1_s;
 pub(crate) mod iq2_s;
@@ -58,6 +59,7 @@ use crate::{Error, Result};
 pub use bfloat16::BF16;
 pub use float16::F16;
 pub use float32::F32;
+pub use i2_s::I2_S;
 pub use iq1_m::IQ1_M;
 pub use iq1_s::IQ1_S;
 pub use iq2_s::IQ2_S;
@@ -84,12 +86,15 @@ pub use q8_0::Q8_0;
 pub use tq1_0::TQ1_0;
 pub use tq2_0::TQ2_0;
 
-/// Every format there is. A new one goes to the end: golden hashes are seeded with the place.
+/// Every format that matrices may be made in. A new one goes to the end: golden hashes are seeded with the place.
 pub static ALL: &[&Format] = &[
     &F32, &F16, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q8_0, &Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_NL, &BF16, &MXFP4,
     &IQ4_XS, &TQ1_0, &TQ2_0, &IQ3_S, &IQ3_XXS, &IQ2_XXS, &IQ2_XS, &IQ2_S, &IQ1_S, &IQ1_M, &NVFP4, &Q1_0,
     &Q2_0,
 ];
+
+/// Formats of files that other programs write: they are computed with, and neither written nor part of the golden hashes.
+pub static FOREIGN: &[&Format] = &[&I2_S];
 
 /// Activations share a scale per this many values, and every integer format's block is a multiple of it.
 pub const ACTIVATION_BLOCK: usize = 32;
@@ -130,6 +135,11 @@ impl Format {
     /// Bytes of a row of `cols` weights; `None` if they are not whole blocks or too many to count.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         cols.is_multiple_of(self.block_len).then_some(cols / self.block_len)?.checked_mul(self.block_bytes)
+    }
+
+    /// Bytes behind the rows of a matrix, where its blocks share a scale: an f32 first ([`I2_S`]).
+    pub fn tail_bytes(&self) -> usize {
+        if self.ggml_type == I2_S.ggml_type { i2_s::TAIL } else { 0 }
     }
 
     /// f32 to blocks, lengths as in `dequantize`. An error at each weight counts as `importance` says, one number above 0 for each,
@@ -175,7 +185,7 @@ impl Eq for Format {}
 
 /// The format of a GGUF type number.
 pub fn by_type(ggml_type: u32) -> Option<&'static Format> {
-    ALL.iter().copied().find(|format| format.ggml_type == ggml_type)
+    ALL.iter().chain(FOREIGN).copied().find(|format| format.ggml_type == ggml_type)
 }
 
 /// The format of a name such as `q4_k`, in any case.

@@ -29,11 +29,12 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     output::catch_interrupt()?;
     let sampling = SamplingArgs::greedy(args.max_tokens);
     let messages = json!([{ "role": "user", "content": args.prompt }]);
-    let undisturbed = alone(&messages, &sampling)?;
+    let engine = EngineArgs { model: args.model, ..EngineArgs::default_model() };
+    let undisturbed = alone(&engine, &messages, &sampling)?;
     if !args.json {
         say!("Starting {NODES} nodes on this machine, each with a part of the model:\n");
     }
-    let mut swarm = up::start(&EngineArgs::default_model(), NODES, (None, &LinkArgs::default()), args.json)?;
+    let mut swarm = up::start(&engine, NODES, (None, &LinkArgs::default()), args.json)?;
     let me = swarm.nodes[0].name.clone();
     let home = swarm.home().to_owned();
     let route = RouteArgs {
@@ -105,8 +106,8 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
 }
 
 /// The ids this machine gives alone, in this process.
-fn alone(messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
-    let model = Model::load(&EngineArgs::default_model())?;
+fn alone(engine: &EngineArgs, messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
+    let model = Model::load(engine)?;
     let ids = encode::encode_chat(&model, messages)?;
     let mut session = Session::new(&model)?;
     let summary =

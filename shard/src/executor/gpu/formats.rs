@@ -2,11 +2,12 @@
 //!
 //! Most formats lie in the device's memory as the file stores them. Those whose codes need large grids or divisions are
 //! repacked at load, as for the processor: entries of a table of sixteen in four bits ([`BOOK_BYTES`] for 256 weights), ternary
-//! digits in two bits ([`TQ2_0`]).
+//! digits in two bits ([`TQ2_0`]), those under the scale of a matrix as [`quant::Q2_0`] with scales of 1.
 
 use crate::quant::{
     self, Format, IQ4_NL_VALUES, MXFP4_VALUES, TQ2_0,
     codebook::{Codebook, LEN},
+    i2_s,
     iq1_m::Iq1M,
     iq1_s::Iq1S,
     iq2_s::Iq2S,
@@ -65,6 +66,10 @@ impl DeviceFormat {
                 let source = include_str!("wgsl/formats/tq2_0.wgsl").into();
                 return Some(Self { source, repack: Some(two_bits) });
             }
+            36 => {
+                let source = include_str!("wgsl/formats/q2_0.wgsl").into();
+                return Some(Self { source, repack: Some(halved) });
+            }
             39 => return Some(Self::with_table(include_str!("wgsl/formats/mxfp4.wgsl"), &MXFP4_VALUES)),
             40 => return Some(Self::with_table(include_str!("wgsl/formats/nvfp4.wgsl"), &MXFP4_VALUES)),
             _ => return None,
@@ -89,6 +94,7 @@ pub(super) fn row_bytes(format: &Format, bytes_in_file: usize) -> usize {
     match DeviceFormat::of(format.ggml_type).and_then(|format| format.repack) {
         None => bytes_in_file,
         Some(_) if format.ggml_type == quant::TQ1_0.ggml_type => blocks * TQ2_0.block_bytes,
+        Some(_) if format.ggml_type == quant::I2_S.ggml_type => 2 * blocks * quant::Q2_0.block_bytes,
         Some(_) => blocks * BOOK_BYTES,
     }
 }
@@ -123,5 +129,17 @@ fn two_bits(row: &[u8], out: &mut Vec<u8>) {
         }
         out.extend(bytes);
         out.extend(&block[block.len() - 2..]);
+    }
+}
+
+/// Codes under the scale of a matrix as Q2_0 stores them, with scales of 1.
+fn halved(row: &[u8], out: &mut Vec<u8>) {
+    for block in row.chunks_exact(quant::I2_S.block_bytes) {
+        for side in 0..2 {
+            out.extend(half::f16::ONE.to_le_bytes());
+            let codes = [2 * side, 2 * side + 1].map(|i| i2_s::codes(block, i));
+            let four = |four: &[u8]| four.iter().rev().fold(0, |byte, code| byte << 2 | code);
+            out.extend(codes.iter().flat_map(|codes| codes.chunks_exact(4)).map(four));
+        }
     }
 }

@@ -34,7 +34,7 @@ impl Weights {
         let tensor = gguf.require(name)?;
         let (cols, format, bytes) = (tensor.cols(), tensor.format, tensor.bytes.to_vec());
         let factors = Factors::read(gguf, blueprint, &tensor);
-        Ok(Self { cols, format, bytes, values: tensor.to_f32(), factors })
+        Ok(Self { cols, format, bytes, values: tensor.unscaled(), factors })
     }
 
     /// Bytes of memory held.
