@@ -12,7 +12,7 @@ fn main() {
     wire();
     put("gguf", "empty", &file(Writer::new(), &[]));
     put("gguf", "pairs", &pairs());
-    for format in quant::ALL {
+    for format in quant::ALL.iter().chain(quant::FOREIGN) {
         put("gguf", format.name, &tensors(&[("t", &[format.block_len as u64, 2], format)]));
     }
     let three: [Announced; 3] = [
@@ -83,7 +83,7 @@ fn file(mut writer: Writer, tensors: &[(&str, &[u64], &'static Format)]) -> Vec<
     let mut out = writer.start(Cursor::new(Vec::new())).expect("a sound header");
     for (_, dims, format) in tensors {
         let weights = dims.iter().product::<u64>() as usize;
-        let len = format.row_bytes(weights).expect("whole blocks");
+        let len = format.row_bytes(weights).expect("whole blocks") + format.tail_bytes();
         let bytes: Vec<u8> = (0..len).map(|at| at as u8).collect();
         out.tensor(&bytes).expect("the announced length");
     }

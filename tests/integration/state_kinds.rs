@@ -99,7 +99,7 @@ impl Swarm {
         let workers = self.workers();
         let args = [&["--shadow".to_owned(), shadow.to_owned()][..], &ask()].concat();
         let mut prompt = Prompt::run(&self.asks.home, args);
-        assert!(prompt.reaches(TOKENS / 6), "shadow {shadow}: {:?}", prompt.last);
+        assert!(prompt.reaches(3), "shadow {shadow}: {:?}", prompt.last);
         let names = prompt.strangers(&self.asks.name);
         let victim = self.serves.iter().position(|node| node.name == names[0]).unwrap();
         let pid = if whole_node { u64::from(self.serves[victim].child.id()) } else { workers[victim] };
@@ -113,12 +113,17 @@ impl Swarm {
         line["faults"].as_array().unwrap().len()
     }
 
-    /// The command that asks dies in the middle of an answer, which goes on where it was.
+    /// The command that asks dies in the middle of an answer, which goes on where it was. An answer that is whole before is asked
+    /// for again.
     fn resumes(&self) {
-        let mut prompt = Prompt::run(&self.asks.home, ask());
-        assert!(prompt.reaches(TOKENS / 6), "{:?}", prompt.last);
-        kill(u64::from(prompt.child.id()));
-        while prompt.step() {}
+        let interrupted = || {
+            let mut prompt = Prompt::run(&self.asks.home, ask());
+            assert!(prompt.reaches(3), "{:?}", prompt.last);
+            kill(u64::from(prompt.child.id()));
+            while prompt.step() {}
+            prompt.last.is_none()
+        };
+        assert!((0..10).any(|_| interrupted()), "no command died in the middle of its answer");
         let started = Instant::now();
         while self.asks.ask(&["resume", "--list"])["answers"].as_array().unwrap().is_empty() {
             assert!(started.elapsed() < PATIENCE, "nothing was kept");
@@ -139,9 +144,9 @@ fn hybrids_and_latent_attention_give_the_tokens_of_one_process() {
         let mut swarm = Swarm::start(family, ["1..3", "3..4", "1..4"]);
         let strict = swarm.run(&["--verify", "strict"]);
         assert_eq!(strict["verified"], 1.0, "{family}: {strict}");
-        swarm.run(&["--shadow", "none"]);
-        let again = swarm.run(&["--shadow", "none"]);
-        assert!(again["cached_tokens"].as_u64() >= Some(256), "{family}: {again}");
+        // A route of other nodes finds nothing that was kept.
+        let kept = (0..6).map(|_| swarm.run(&["--shadow", "none"])["cached_tokens"].as_u64());
+        assert!(kept.into_iter().any(|kept| kept >= Some(256)), "{family}: nothing was used again");
         swarm.resumes();
         faults += swarm.dies("all", false) + swarm.dies("lazy", false) + swarm.dies("none", true);
     }

@@ -43,7 +43,7 @@ impl Config {
         let context = match arch {
             _ if family::is_boundless(arch) => Some(1 << 20),
             // What its `alpha` stretches positions to; config.json has the context of a training before that.
-            "hunyuan-dense" => Some(1 << 18),
+            _ if self.rope_alpha().is_some() => Some(1 << 18),
             _ => self.size("max_position_embeddings")?,
         };
         if let Some(context) = context {

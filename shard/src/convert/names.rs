@@ -237,12 +237,12 @@ impl Planner<'_> {
     fn text_name<'n>(&self, full: &'n str) -> Option<&'n str> {
         let arch = self.config.arch();
         let skips = mtp::stripped(full).is_some() && (has_delta_nets(arch) || family::is_nemotron(arch));
-        // Published checkpoints of Qwen 2-VL have pictures and text side by side.
-        let pictures = family::has_sections(arch) && full.starts_with("visual.");
+        // Published checkpoints of Qwen 2-VL have pictures and text side by side, also beside a configuration of the text alone.
+        let pictures = family::has_sections(arch) && full.trim_start_matches("model.").starts_with("visual.");
         if full.ends_with("rotary_emb.inv_freq") || skips || pictures {
             return None;
         }
-        if self.config.nested && !full.contains("language_model") {
+        if self.config.nested && !full.contains("language_model") && arch != "qwen2vl" {
             return (full == "lm_head.weight").then_some(full);
         }
         let name = full.trim_start_matches("model.").trim_start_matches("language_model.");

@@ -62,7 +62,7 @@ impl Config {
                     "config.json: mscale unlike mscale_all_dim of rope_type \"yarn\"",
                 ));
             }
-            let divides = self.arch == "mistral3" && own.is_none_or(|own| own == 1.0);
+            let divides = self.arch == "mistral3" && own.map_or(all.is_none(), |own| own == 1.0);
             let asked: &[&str] = if latent || divides { &YARN_FACTORS[..1] } else { &YARN_FACTORS };
             // The factor that goes with the stretch changes nothing.
             let usual = |key: &str| {
@@ -151,6 +151,9 @@ impl Config {
                 writer.add_u32(&key("n_deepstack_layers"), layers.len() as u32);
             }
         }
+        if kind != "yarn" && self.arch == "mistral3" && !rope["llama_4_scaling_beta"].is_null() {
+            return Err(Error::unsupported("config.json: llama_4_scaling_beta without rope_type \"yarn\""));
+        }
         let name = "original_max_position_embeddings";
         let original = match size(rope, name)? {
             Some(original) => Some(original),
@@ -195,7 +198,7 @@ impl Config {
     }
 
     /// What stretches the base of the frequencies of Hunyuan, whose checkpoints call it dynamic although it is fixed.
-    fn rope_alpha(&self) -> Option<f64> {
+    pub(super) fn rope_alpha(&self) -> Option<f64> {
         let rope = self.rope();
         let stretched = self.arch == "hunyuan-dense" && rope_kind(rope) == "dynamic";
         rope["alpha"].as_f64().filter(|_| stretched)

@@ -46,6 +46,7 @@ impl Tags {
                 hasher.update(info.name.as_bytes()).update(&info.ggml_type.to_le_bytes());
                 let middle = tensor.bytes.len() / 2;
                 hasher.update(&tensor.bytes[middle..(middle + SAMPLE).min(tensor.bytes.len())]);
+                hasher.update(tensor.tail());
             }
             *hasher.finalize().as_bytes()
         };

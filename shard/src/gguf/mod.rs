@@ -16,8 +16,8 @@
 //! below twice the header (plus 1 MiB): strings and arrays stay in the file and are decoded when asked for.
 //! Errors name the field that is wrong. The caps are the constants of this module; a file beyond one is refused.
 //!
-//! Limits: big-endian files and version 1 are refused, nested arrays too; a tensor whose type is not in
-//! [`quant::ALL`] is listed but its bytes are not handed out.
+//! Limits: big-endian files and version 1 are refused, nested arrays too; a tensor whose type is neither
+//! in [`quant::ALL`] nor in [`quant::FOREIGN`] is listed but its bytes are not handed out.
 
 mod metadata;
 mod pages;
@@ -116,7 +116,6 @@ pub struct Tensor<'a> {
     pub format: &'static Format,
     /// `rows() * format.row_bytes(cols())` bytes, rows ascending.
     pub bytes: &'a [u8],
-    /// What stands behind them: [`Format::tail_bytes`].
     tail: &'a [u8],
 }
 
@@ -135,6 +134,11 @@ impl<'a> Tensor<'a> {
     pub fn row(&self, index: usize) -> &'a [u8] {
         let bytes = self.bytes.len() / self.rows();
         &self.bytes[index * bytes..][..bytes]
+    }
+
+    /// The bytes behind the rows: [`Format::tail_bytes`] of them.
+    pub fn tail(&self) -> &'a [u8] {
+        self.tail
     }
 
     /// The scale that all blocks share, of a format whose blocks have none.

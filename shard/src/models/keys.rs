@@ -15,7 +15,7 @@ enum Neutral {
     Integers(&'static [u64]),
     Bool(bool),
     WholeContext,
-    /// The value of another key.
+    /// The number that another key has.
     As(&'static str),
     /// Any, of a model that does not rotate.
     Unrotated,
@@ -140,10 +140,12 @@ impl Neutral {
             Self::WholeContext => {
                 metadata.u64(key).is_some_and(|value| value == 0 || value >= blueprint.context as u64)
             }
-            Self::As(other) => match metadata.get(&format!("{prefix}{other}")) {
-                Some(other) => metadata.get(key).is_some_and(|value| value.to_string() == other.to_string()),
-                None => false,
-            },
+            Self::As(other) => {
+                let other = format!("{prefix}{other}");
+                let counts = metadata.u64(key).zip(metadata.u64(&other));
+                let floats = float.zip(metadata.f32(&other));
+                counts.is_some_and(|(a, b)| a == b) || floats.is_some_and(|(a, b)| a == b)
+            }
             Self::Unrotated => blueprint.ropes.is_empty(),
             Self::Dense => !experts(blueprint),
         }

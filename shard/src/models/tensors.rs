@@ -106,7 +106,7 @@ fn check_scale(gguf: &Gguf, full: &str, name: &str) -> Result<()> {
         return Ok(());
     };
     let matrix = name.strip_suffix(".weight").unwrap_or_default();
-    if matrix != "output" && !FACTORED.contains(&matrix) {
+    if !FACTORED.contains(&matrix) {
         return Err(Error::unsupported(format!("tensor {full} in {}", tensor.format.name)));
     }
     if !scale.is_finite() {
@@ -155,7 +155,11 @@ pub fn are(gguf: &Gguf, rules: &[Rule], index: usize) -> bool {
     let factored = |name: &str| {
         factors(rules, name).is_some_and(|count| check_factors(gguf, &layer_name(index, name), count).is_ok())
     };
-    rules.iter().all(|rule| check_one(gguf, rule, &layer_name(index, rule.name)).is_ok())
+    let sound = |rule: &Rule| {
+        let full = layer_name(index, rule.name);
+        check_one(gguf, rule, &full).and_then(|()| check_scale(gguf, &full, rule.name)).is_ok()
+    };
+    rules.iter().all(sound)
         && named
             .filter(|(layer, _)| *layer == index)
             .all(|(_, name)| rules.iter().any(|rule| rule.name == name) || factored(name))

@@ -7,7 +7,9 @@
 //! A merge list may go through texts that are no tokens; such a text gets a number beyond the vocabulary and, if it
 //! is left over at the end, becomes the tokens of its bytes. Bytes without a token are dropped, as everywhere else.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
+
+use icu_normalizer::ComposingNormalizerBorrowed;
 
 use super::{
     merge::{Merger, Rules, Symbol},
@@ -83,9 +85,23 @@ impl Bpe {
         Ok(Self { rule, bytes, byte_tokens, merges: Merges(table), index })
     }
 
+    /// Whether text is composed before it is tokenized.
+    pub fn composes(&self) -> bool {
+        self.rule.composes
+    }
+
+    /// `text` as it is tokenized: in Unicode's composed form (NFC) where the vocabulary is one of such text.
+    pub fn composed<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        match self.rule.composes && !text.is_ascii() {
+            true => ComposingNormalizerBorrowed::new_nfc().normalize(text),
+            false => Cow::Borrowed(text),
+        }
+    }
+
     /// Appends the tokens of `text`, which has no special tokens in it.
     pub fn encode(&self, vocabulary: &Vocabulary, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
         let Scratch { scan, merger } = scratch;
+        let text = &*self.composed(text);
         scan.split(self.rule, text, |range| {
             let piece = &text.as_bytes()[range];
             if self.rule.ignore_merges

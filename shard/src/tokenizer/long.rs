@@ -6,7 +6,9 @@
 //! Limits: vocabularies whose tokens print the text as it is; those that fold white space, case or accents are told apart by the bytes
 //! that they print, and refused.
 
-use super::{Encode, Tokenizer};
+use std::borrow::Cow;
+
+use super::{Encode, Model, Tokenizer};
 use crate::{Error, Result};
 
 /// Tokens in a row that two parts must have in common to be joined in front of them.
@@ -27,6 +29,11 @@ impl Tokenizer {
         if text.len() <= part {
             return self.encode(text, how);
         }
+        let composed = match &self.model {
+            Model::Bpe(bpe) => bpe.composed(text),
+            _ => Cow::Borrowed(text),
+        };
+        let text = &*composed;
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         ids.extend(self.bos.filter(|_| how.bos && self.add_bos));
         let (mut tail, mut from): (Vec<Placed>, usize) = (Vec::new(), 0);

@@ -9,8 +9,9 @@
 //! How: special tokens are found first ([`special`]); what lies between them is cut into pieces ([`pretokenize`]) and
 //! merged ([`bpe`], [`spm`], both on [`merge`]) or looked up ([`wordpiece`], [`unigram`]). [`stream`] goes the other way, one token at a time.
 //!
-//! Limits: a text is at most [`MAX_TEXT_BYTES`], or tokenized in parts ([`Tokenizer::encode_long`]). No Unicode normalization is done (qwen2's Hugging Face tokenizer applies
-//! NFC; llama.cpp, and therefore the tokens GGUF users get elsewhere, do not). `clean_up_tokenization_spaces`
+//! Limits: a text is at most [`MAX_TEXT_BYTES`], or tokenized in parts ([`Tokenizer::encode_long`]). Text for the
+//! vocabularies `qwen2` and `qwen35` is composed (NFC), as Hugging Face's tokenizers do it and the models were trained; llama.cpp does
+//! not, so that text with separate accents has other tokens there. No other normalization is done. `clean_up_tokenization_spaces`
 //! is not applied when decoding.
 
 use crate::{Error, Result, gguf::Metadata};
@@ -276,7 +277,9 @@ impl Tokenizer {
         if matches!(self.model, Model::WordPiece(_) | Model::Unigram(_)) {
             return text;
         }
-        let enough = tokens.saturating_add(1).saturating_mul(self.longest);
+        // Text that is composed has a third of its bytes at least.
+        let shrinks = if matches!(&self.model, Model::Bpe(bpe) if bpe.composes()) { 3 } else { 1 };
+        let enough = tokens.saturating_add(1).saturating_mul(self.longest).saturating_mul(shrinks);
         if text.len() <= enough {
             return text;
         }

@@ -98,7 +98,7 @@ fn rewrite(gguf: &Gguf) {
     for tensor in &known {
         // In two parts where there are two.
         let (head, tail) = tensor.bytes.split_at(tensor.bytes.len() / 2);
-        [head, tail]
+        [head, tail, tensor.tail()]
             .iter()
             .filter(|part| !part.is_empty())
             .for_each(|part| out.write(part).expect("in order"));
@@ -109,7 +109,7 @@ fn rewrite(gguf: &Gguf) {
     for (tensor, info) in known.iter().zip(again.tensors()) {
         let same = again.tensor(&info.name).expect("a known type");
         assert_eq!((&tensor.info.name, &tensor.info.dims), (&info.name, &info.dims));
-        assert_eq!((tensor.format, tensor.bytes), (same.format, same.bytes));
+        assert_eq!((tensor.format, tensor.bytes, tensor.tail()), (same.format, same.bytes, same.tail()));
     }
     for (key, value) in again.metadata().iter() {
         let before = gguf.metadata().get(key).expect("a key that was written");

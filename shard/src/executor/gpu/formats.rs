@@ -143,3 +143,22 @@ fn halved(row: &[u8], out: &mut Vec<u8>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic::Random;
+
+    #[test]
+    fn codes_under_the_scale_of_a_matrix_stay_what_they_are() {
+        let mut random = Random(8);
+        let row: Vec<u8> = (0..3 * quant::I2_S.block_bytes).map(|_| random.next() as u8).collect();
+        let mut repacked = Vec::new();
+        halved(&row, &mut repacked);
+        assert_eq!(repacked.len(), row_bytes(&quant::I2_S, row.len()));
+        let [mut wanted, mut found] = [vec![9.0; 384], vec![8.0; 384]];
+        (quant::I2_S.dequantize)(&row, &mut wanted);
+        (quant::Q2_0.dequantize)(&repacked, &mut found);
+        assert_eq!(found, wanted);
+    }
+}

@@ -155,22 +155,6 @@ fn products_are_those_of_the_scalar_specification() {
 }
 
 #[test]
-fn codes_under_the_scale_of_a_matrix_are_repacked() {
-    let Some(gpu) = gpu() else { return };
-    let (rows, cols) = (33, 384);
-    let (format, mut random) = (&quant::I2_S, Random(8));
-    let bytes: Vec<u8> = (0..rows * cols / 4).map(|_| random.next() as u8 & 0xaa).collect();
-    let x: Vec<f32> = (0..cols).map(|_| random.normal()).collect();
-    let found = ops::matmul(gpu, &MatrixJob { format, rows, cols, bytes: &bytes }, &x).unwrap();
-    let (mut q, mut d, mut sums) = (vec![0; cols], vec![0.0; cols / 32], vec![0; cols / 16]);
-    quant::quantize_row(&x, &mut q, &mut d, &mut sums);
-    let x = QuantizedRow { x: &x, q: &q, d: &d, sums: &sums };
-    for (output, weights) in bytes.chunks_exact(cols / 4).enumerate() {
-        assert_eq!(found[output].to_bits(), (format.dot)(weights, &x).to_bits(), "output {output}");
-    }
-}
-
-#[test]
 fn the_golden_hashes_are_those_of_the_processor() {
     let Some(gpu) = gpu() else { return };
     let checks = golden::check_device(&Device::Gpu(gpu.clone(), None)).unwrap();
@@ -287,8 +271,8 @@ fn each_family_is_computed_or_refused_by_name() {
             }
         }
     }
-    assert_eq!(refused.len(), 3, "computed: {computed:?}\nrefused: {refused:#?}");
-    assert!(computed.len() >= 51, "{computed:?}");
+    assert_eq!(refused.len(), 5, "computed: {computed:?}\nrefused: {refused:#?}");
+    assert!(computed.len() >= 55, "{computed:?}");
 }
 
 /// One submit a token; dispatches by kind of layer, the first as `operation_times` tells it.

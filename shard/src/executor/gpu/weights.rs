@@ -340,7 +340,7 @@ pub(in crate::executor) fn needed_bytes(
             .map(|info| {
                 let rows = info.dims[1..].iter().product::<u64>().max(1) as usize;
                 let bytes = info.len as usize / rows;
-                let format = quant::ALL.iter().find(|format| format.ggml_type == info.ggml_type);
+                let format = quant::by_type(info.ggml_type);
                 let row_words = format.map_or(bytes, |format| row_bytes(format, bytes)).div_ceil(4) + 1;
                 (rows.next_multiple_of(TILE) * row_words * 4) as u64
             })

@@ -36,6 +36,8 @@ pub struct PreTokenizer {
     pub ignore_merges: bool,
     /// Whether BOS is added when the file does not say.
     pub add_bos: bool,
+    /// Whether text is composed (Unicode NFC) first, as the models of these names were trained and transformers does it.
+    pub composes: bool,
 }
 
 /// An ordered choice: the first sequence that matches at a position wins.

@@ -439,7 +439,11 @@ const SPACED_LETTERS: Stage = &[seq(&[maybe(of(SPACE)), some(of(LETTER))])];
 const SPACED_SIGNS: Stage = &[seq(&[maybe(of(SPACE)), some(of(PUNCTUATION))])];
 
 const fn row(names: &'static [&'static str], stages: &'static [Stage]) -> PreTokenizer {
-    PreTokenizer { names, stages, ignore_merges: false, add_bos: false }
+    PreTokenizer { names, stages, ignore_merges: false, add_bos: false, composes: false }
+}
+
+const fn composed(names: &'static [&'static str], stages: &'static [Stage]) -> PreTokenizer {
+    PreTokenizer { composes: true, ..row(names, stages) }
 }
 
 /// Every pre-tokenizer there is.
@@ -484,23 +488,15 @@ pub static ALL: &[PreTokenizer] = &[
         stages: &[LLAMA3],
         ignore_merges: true,
         add_bos: true,
+        composes: false,
     },
     row(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
     row(
-        &[
-            "qwen2",
-            "stablelm2",
-            "hunyuan",
-            "megrez",
-            "deepseek-r1-qwen",
-            "kormo",
-            "grok-2",
-            "solar-open",
-            "f2llmv2",
-        ],
+        &["stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen", "kormo", "grok-2", "solar-open", "f2llmv2"],
         &[QWEN2],
     ),
-    row(&["qwen35"], &[QWEN35]),
+    composed(&["qwen2"], &[QWEN2]),
+    composed(&["qwen35"], &[QWEN35]),
     row(&["seed-coder"], &[SEED_CODER]),
     row(&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING]),
     PreTokenizer {
@@ -508,6 +504,7 @@ pub static ALL: &[PreTokenizer] = &[
         stages: &[THREE_DIGITS, MINICPM5],
         ignore_merges: true,
         add_bos: false,
+        composes: false,
     },
     row(&["laguna"], &[LINES, QWEN2]),
     row(&["tiny_aya", "cohere2moe"], &[GROUPS_OF_WORDS, GPT4O]),
@@ -518,10 +515,29 @@ pub static ALL: &[PreTokenizer] = &[
         stages: &[GPT4O],
         ignore_merges: true,
         add_bos: false,
+        composes: false,
     },
-    PreTokenizer { names: &["youtu"], stages: &[YOUTU_SCRIPTS, YOUTU], ignore_merges: true, add_bos: false },
-    PreTokenizer { names: &["kimi-k2"], stages: &[KIMI_K2], ignore_merges: true, add_bos: false },
-    PreTokenizer { names: &["tekken"], stages: &[TEKKEN], ignore_merges: true, add_bos: true },
+    PreTokenizer {
+        names: &["youtu"],
+        stages: &[YOUTU_SCRIPTS, YOUTU],
+        ignore_merges: true,
+        add_bos: false,
+        composes: false,
+    },
+    PreTokenizer {
+        names: &["kimi-k2"],
+        stages: &[KIMI_K2],
+        ignore_merges: true,
+        add_bos: false,
+        composes: false,
+    },
+    PreTokenizer {
+        names: &["tekken"],
+        stages: &[TEKKEN],
+        ignore_merges: true,
+        add_bos: true,
+        composes: false,
+    },
     row(
         &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
         &[DIGIT, GPT2],

@@ -17,7 +17,7 @@ import tempfile
 import gguf
 import llama_cpp
 import sentencepiece
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -98,6 +98,8 @@ PRE = {
     "minicpm5": split(r"\p{N}{1,3}", rf"{LLAMA_CASE}|{WORD}|\p{{N}}+|{SIGNS}|{TAIL}"),
 }
 
+# Those whose published tokenizers compose text first.
+COMPOSED = ("qwen2", "qwen35")
 IGNORE_MERGES = ("llama-bpe", "tekken", "minicpm5", "granite-embed-multi-97m", "youtu")
 
 # Tokens every vocabulary here has beside text; the numbers are GGUF's token types.
@@ -199,6 +201,8 @@ def bpe_models(strings):
             )
         )
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+        if pre in COMPOSED:
+            tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_tokens([text for text, kind in SPECIALS if kind == USER_DEFINED])
         renumber = {tokenizer.token_to_id(t): first_special + i for i, (t, k) in enumerate(SPECIALS) if k == USER_DEFINED}
