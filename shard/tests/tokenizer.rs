@@ -248,10 +248,7 @@ fn streaming_gives_the_whole_text() {
             let decoded = tokenizer.decode(&ids);
             if exact && ["qwen2", "qwen35"].contains(&name) && decoded != *text {
                 // Composed: other characters, the same tokens.
-                assert!(
-                    !text.is_ascii() && decoded.chars().count() < text.chars().count(),
-                    "{name}: {text:?}"
-                );
+                assert!(!text.is_ascii() && decoded.len() <= text.len(), "{name}: {text:?}");
                 assert_eq!(tokenizer.encode(&decoded, Encode::PLAIN).unwrap(), ids, "{name}: {text:?}");
             } else if exact {
                 assert_eq!(decoded, *text, "{name}");
