@@ -279,6 +279,7 @@ fn pre_tokenizer(value: &Value, arch: &str) -> Result<&'static str> {
         _ if text.contains("\\\\p{Lu}") && text.contains("\\\\p{N}|") => "tekken",
         _ if text.contains("(?i:'s") && text.contains("\\\\p{N}{1,3}") && arch == "glm4" => "glm4",
         _ if text.contains("(?i:'s") && text.contains("\\\\p{N}{1,3}") => "llama-bpe",
+        _ if text.contains("(?i:'s") && text.contains("[\\\\p{L}\\\\p{M}]+|\\\\p{N}|") => "qwen35",
         _ if text.contains("(?i:'s") && text.contains("\\\\p{N}|") => "qwen2",
         Some("Sequence") if digits_first && text.contains("ByteLevel") => "starcoder",
         Some("ByteLevel") => "gpt-2",
@@ -423,6 +424,8 @@ mod tests {
         assert_eq!(pre_tokenizer(&llama, "llama").unwrap(), "llama-bpe");
         assert_eq!(pre_tokenizer(&llama, "glm4").unwrap(), "glm4");
         assert_eq!(pre_tokenizer(&split(&format!("{common}\\p{{N}}| ?[^\\s]+")), "qwen2").unwrap(), "qwen2");
+        let marks = "(?i:'s|'t)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+";
+        assert_eq!(pre_tokenizer(&split(marks), "qwen35").unwrap(), "qwen35");
         assert_eq!(pre_tokenizer(&json!({"type": "ByteLevel"}), "llama").unwrap(), "gpt-2");
         assert!(pre_tokenizer(&split("[a-z]+"), "llama").is_err());
     }

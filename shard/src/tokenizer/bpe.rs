@@ -85,9 +85,9 @@ impl Bpe {
         Ok(Self { rule, bytes, byte_tokens, merges: Merges(table), index })
     }
 
-    /// Whether text is composed before it is tokenized.
-    pub fn composes(&self) -> bool {
-        self.rule.composes
+    /// Whether [`Bpe::composed`] leaves `text` as it is.
+    pub fn is_composed(&self, text: &str) -> bool {
+        !self.rule.composes || text.is_ascii() || ComposingNormalizerBorrowed::new_nfc().is_normalized(text)
     }
 
     /// `text` as it is tokenized: in Unicode's composed form (NFC) where the vocabulary is one of such text.

@@ -29,8 +29,9 @@ impl Tokenizer {
         if text.len() <= part {
             return self.encode(text, how);
         }
+        // Special tokens are found in a text as it stands, and what is between them is composed.
         let composed = match &self.model {
-            Model::Bpe(bpe) => bpe.composed(text),
+            Model::Bpe(bpe) if !how.special => bpe.composed(text),
             _ => Cow::Borrowed(text),
         };
         let text = &*composed;

@@ -39,6 +39,9 @@ use vocabulary::{Kind, Vocabulary};
 /// is below 200 MB for a moment.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
+/// Bytes that a byte of text has at most in Unicode's composed form.
+const LONGEST_COMPOSED: usize = 3;
+
 /// A character without a token becomes one that stands for nothing.
 const MAX_CHARACTER_BYTES: usize = 4;
 
@@ -213,6 +216,14 @@ impl Tokenizer {
                 text.len()
             )));
         }
+        if let Model::Bpe(bpe) = &self.model
+            && text.len() > MAX_TEXT_BYTES / LONGEST_COMPOSED
+            && bpe.composed(text).len() > MAX_TEXT_BYTES
+        {
+            return Err(Error::invalid(format!(
+                "in Unicode's composed form (NFC) the text has more than the {MAX_TEXT_BYTES} bytes that can be tokenized at once"
+            )));
+        }
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         if how.bos && self.add_bos {
             ids.extend(self.bos);
@@ -249,6 +260,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Whether `text` is tokenized as it stands, and not composed first.
+    fn is_as_tokenized(&self, text: &str) -> bool {
+        match &self.model {
+            Model::Bpe(bpe) => bpe.is_composed(text),
+            Model::Spm(_) | Model::Unigram(_) | Model::WordPiece(_) => true,
+        }
+    }
+
     /// The ids of two texts that are read together, as models that rank texts were trained on them: each with the token that
     /// closes texts behind it, and between them one more where the file says so. Errors as for [`Tokenizer::encode`].
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<u32>> {
@@ -277,8 +296,8 @@ impl Tokenizer {
         if matches!(self.model, Model::WordPiece(_) | Model::Unigram(_)) {
             return text;
         }
-        // Text that is composed has a third of its bytes at least.
-        let shrinks = if matches!(&self.model, Model::Bpe(bpe) if bpe.composes()) { 3 } else { 1 };
+        // Text that is composed first has a quarter of its bytes at least.
+        let shrinks = if self.is_as_tokenized(text) { 1 } else { 4 };
         let enough = tokens.saturating_add(1).saturating_mul(self.longest).saturating_mul(shrinks);
         if text.len() <= enough {
             return text;

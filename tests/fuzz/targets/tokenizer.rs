@@ -168,6 +168,11 @@ fn streams(tokenizer: &Tokenizer, ids: &[u32]) {
 fn lossless(gguf: &Gguf, tokenizer: &Tokenizer, text: &str) -> bool {
     let metadata = gguf.metadata();
     let byte_level = metadata.str("tokenizer.ggml.model") == Some("gpt2");
+    // Text for these is composed first.
+    let composes = ["qwen2", "qwen35"].map(Some).contains(&metadata.str("tokenizer.ggml.pre"));
+    if composes && !text.is_ascii() {
+        return false;
+    }
     let kinds: Vec<Kind> = (0..tokenizer.len() as u32).map(|id| tokenizer.kind(id)).collect();
     // Unused tokens may be found in text but print nothing, as in llama.cpp.
     let allowed = |kind| match kind {

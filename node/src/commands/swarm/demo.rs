@@ -1,6 +1,6 @@
 //! `shoal demo`: four nodes, one prompt, one of them dies in the middle of a sentence.
 
-use std::ops::ControlFlow;
+use std::process::{Command, Stdio};
 
 use serde_json::json;
 
@@ -11,13 +11,10 @@ use crate::{
         EngineArgs, SamplingArgs,
         swarm::{DemoArgs, LinkArgs, RouteArgs},
     },
-    commands::request,
     control::{Mode, Shadow, Verify},
-    encode,
     events::{Leeway, PromptEvent, PromptInput},
-    inference::local::prompt::{self, Session},
-    model::Model,
-    output::{self, say},
+    output::{self, Waiting, say},
+    platform,
 };
 
 /// Nodes of the demonstration: one asks, three serve, any one of which may die.
@@ -28,9 +25,10 @@ const KILL_AT: f64 = 0.4;
 pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     output::catch_interrupt()?;
     let sampling = SamplingArgs::greedy(args.max_tokens);
-    let messages = json!([{ "role": "user", "content": args.prompt }]);
     let engine = EngineArgs { model: args.model, ..EngineArgs::default_model() };
-    let undisturbed = alone(&engine, &messages, &sampling)?;
+    up::layers_to_share(&engine)?;
+    let undisturbed = alone(&engine, &args.prompt, args.max_tokens)?;
+    let messages = json!([{ "role": "user", "content": args.prompt }]);
     if !args.json {
         say!("Starting {NODES} nodes on this machine, each with a part of the model:\n");
     }
@@ -105,20 +103,24 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     }
 }
 
-/// The ids this machine gives alone, in this process.
-fn alone(engine: &EngineArgs, messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
-    let model = Model::load(engine)?;
-    let ids = encode::encode_chat(&model, messages)?;
-    let mut session = Session::new(&model)?;
-    let summary =
-        prompt::generate(
-            &model,
-            &mut session,
-            &request(ids, sampling)?,
-            &mut |_| match output::interrupted() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            },
-        )?;
-    Ok(summary.ids)
+/// The ids this machine gives alone: `shoal run` in a process of its own, which confines itself before it reads a model.
+fn alone(engine: &EngineArgs, prompt: &str, max_tokens: usize) -> Result<Vec<u32>> {
+    let waiting = Waiting::start("computing the answer alone");
+    let output = Command::new(platform::program()?)
+        .args(["run", "--via", "local", "--config", "none", "--json", "--temperature", "0"])
+        .args(["-n", &max_tokens.to_string(), "--model", engine.model(), "--", prompt])
+        .stdin(Stdio::null())
+        .output()?;
+    drop(waiting);
+    if output::interrupted() {
+        return Err(Error::Interrupted);
+    }
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Error::Failed(said.trim().trim_start_matches("error: ").to_owned()));
+    }
+    let line = output.stdout.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty());
+    let ids = line.and_then(|line| serde_json::from_slice::<serde_json::Value>(line).ok());
+    let ids = ids.and_then(|line| serde_json::from_value(line["ids"].clone()).ok());
+    ids.ok_or_else(|| Error::Failed("the run on this machine alone said no ids".into()))
 }

@@ -68,6 +68,18 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     Ok(())
 }
 
+/// The layers of a model that has a middle to share.
+///
+/// # Errors
+/// [`Error::Usage`] for one without; those of a file that cannot be read.
+pub(super) fn layers_to_share(engine: &EngineArgs) -> Result<u32> {
+    let num_layers = Header::read(library::locate(engine.model())?.as_ref())?.num_layers();
+    if num_layers < 3 {
+        return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
+    }
+    Ok(num_layers)
+}
+
 /// Starts the nodes and says who holds what.
 pub(super) fn start(
     engine: &EngineArgs,
@@ -75,10 +87,7 @@ pub(super) fn start(
     (api, links): (Option<SocketAddr>, &LinkArgs),
     json: bool,
 ) -> Result<local::LocalSwarm> {
-    let num_layers = Header::read(library::locate(engine.model())?.as_ref())?.num_layers();
-    if num_layers < 3 {
-        return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
-    }
+    let num_layers = layers_to_share(engine)?;
     let shares = local::shares(num_layers, usize::from(nodes));
     let waiting = Waiting::start("starting the nodes");
     let swarm = local::LocalSwarm::start(engine, &shares, (api, links))?;
