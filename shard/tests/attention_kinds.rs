@@ -200,6 +200,20 @@ fn smaller_forms_take_the_bytes_that_are_counted() {
     assert_eq!(bytes, expected.map(|each| each * heads));
 }
 
+/// Blocks of 64: the second begins with a quarter of 8 bits.
+#[test]
+fn attention_in_blocks_takes_a_cache_of_8_bits_and_refuses_one_of_4() {
+    let shard = whole(&open("llama4"), fast(), CONTEXT);
+    let why = shard.new_state_with(shard.range(), kind("dense/q4")).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("in blocks: choose q8 or f16")), "{why:?}");
+    let ids = tokens(150, shard.blueprint().vocab, 6);
+    let see = |chunk: usize| {
+        let mut ws = Workspace::new(&shard, Capacity { rows: 150, items: 1, logit_rows: 150 }).unwrap();
+        feed(&shard, &mut ws, &mut empty(&shard, "dense/q8"), &ids, chunk)
+    };
+    assert!(see(150) == see(7));
+}
+
 /// A model whose values are a part of its keys takes a window, not landmarks.
 #[test]
 fn latent_attention_takes_a_window_and_refuses_landmarks() {

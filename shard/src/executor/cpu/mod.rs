@@ -144,6 +144,10 @@ pub(super) fn attends(blueprint: &Blueprint, kind: SessionKind) -> Result<()> {
     let h2o = matches!(attention, AttentionKind::H2o(_));
     let beside = blueprint.layers.iter().any(|layer| matches!(layer.attention, Attention::Beside(..)));
     let lends = blueprint.layers.iter().any(|layer| layer.attention.source().is_some());
+    let blocks = blueprint.layers.iter().any(|layer| match layer.attention {
+        Attention::Softmax(softmax) => softmax.chunk.is_some(),
+        _ => false,
+    });
     let why = match cache {
         _ if h2o && latent => {
             format!("attention {attention} of a model with latent attention: choose dense or window:N")
@@ -162,6 +166,10 @@ pub(super) fn attends(blueprint: &Blueprint, kind: SessionKind) -> Result<()> {
         }
         CacheType::F16 => return Ok(()),
         _ if latent => format!("a cache of {cache} of a model with latent attention: choose f16"),
+        // A block is looked at from its first quarter on, and only that of a session is f16.
+        CacheType::Q4 if blocks => {
+            format!("a cache of {cache} of a model with attention in blocks: choose q8 or f16")
+        }
         _ if sparse => {
             format!("a cache of {cache} with attention {attention}: choose f16, or dense or window:N")
         }
