@@ -44,6 +44,8 @@ pub enum Feedback {
     Apart(NodeId, NodeId),
     /// A node answered neither a dial nor a lease.
     Silent(NodeId),
+    /// A node answered this one so late, ms.
+    Away(NodeId, f64),
 }
 
 #[derive(Debug, Default)]
@@ -166,6 +168,11 @@ impl FeedbackQueue {
     /// A node answered neither a dial nor a lease.
     pub fn silent(&self, node: NodeId) {
         wait(&mut self.learned(), Feedback::Silent(node));
+    }
+
+    /// A node answered this one so late, ms.
+    pub fn away(&self, node: NodeId, rtt_ms: f64) {
+        wait(&mut self.learned(), Feedback::Away(node, rtt_ms));
     }
 
     /// What waits, for the view.

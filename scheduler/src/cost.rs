@@ -1,24 +1,34 @@
 //! What a pipeline costs a request, each term named once.
 //!
 //! ```text
-//! segment on node i, layers [a, b):
-//!   decode    steps  x decode_i  x weight(a, b)
-//!   prefill   prompt x prefill_i x weight(a, b)
-//!   crowding  (decode + prefill) x (busy_i - 1)       busy_i  = max(1, (running there + this one) / knee_i)
-//!   doubt     all compute so far x (1 / trust_i - 1)  expected retries of a node that answers with probability trust_i
-//!   visit     passes x visit_i
-//!   queue     passes x queue_i
+//! segment on node i, layers [a, b), every line x weight(a, b) but the last three:
+//!   decode    steps  x decode_i
+//!   prefill   prompt x prefill_i
+//!   crowding  (steps + chunks) x rows_i               rows_i = decode_i x running there / knee_i: what the rows of others
+//!                                                     add to a pass
+//!   others    steps x rows_i + prompt x min(rows_i, prefill_i x running there)
+//!   doubt     all of its own so far x (1 / trust_i - 1)  expected retries of a node that answers with probability trust_i
+//!   visit     frames x visit_i
+//!   queue     frames x queue_i
 //!   load      load_i x layers still on its disk
 //! hop i -> j:
-//!   hop       passes x link(i, j)
+//!   hop       turns  x link(i, j)
 //!   transfer  tokens x bytes x (1 / up_i + 1 / down_j)
 //! ends:
-//!   closing   passes x (link(requester, first) + link(last, requester)); token ids only, no activation bytes
+//!   closing   turns  x (link(requester, first) + link(last, requester)); token ids only, no activation bytes
 //! ```
 //!
-//! Every term belongs to one layer, one entry or one hop, so a shortest path is exact. Crowding is convex in the
-//! load: free until the batch knee, then as many times slower as there are batches. Transfer counts the slower side
-//! and the faster one after the other (store and forward), which over-prices by at most two.
+//! Every term belongs to one layer, one entry or one hop, so a shortest path is exact. `frames` are the chunks of the prompt and
+//! the further steps; `turns` the ways around the ring that follow each other: chunks do not wait for one another, so
+//! all of a prompt is one turn. Transfer counts the slower side and the faster one after the other (store and forward),
+//! which over-prices by at most two.
+//!
+//! **Load.** A pass over a layer takes `alpha + beta x rows`: the reading of its weights and the arithmetic of a row. A node
+//! says `decode = alpha + beta` and `prefill = beta`, and as its knee how many rows take as long as one step,
+//! `decode / prefill`. Of B sessions B rows share a pass, so each step of one more takes `beta x B = decode x B / knee`
+//! longer (*crowding*) and delays those who are there by as much, and a chunk delays each of them by its own rows
+//! (*others*). The search minimizes both together, `alpha + beta x (2 B + 1)` for a step; what a request is
+//! told that it takes is its own time ([`Cost::own_ms`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -35,8 +45,10 @@ pub struct Cost {
     pub decode_ms: f64,
     /// Prefill on idle nodes.
     pub prefill_ms: f64,
-    /// What the load of others adds to compute.
+    /// What the rows of others add to compute.
     pub crowding_ms: f64,
+    /// What it delays others: a price, and no time of its own.
+    pub others_ms: f64,
     /// What expected retries add to compute.
     pub doubt_ms: f64,
     /// Entering nodes.
@@ -55,11 +67,12 @@ pub struct Cost {
 
 impl Cost {
     /// All terms, by name, in the order of the module's page.
-    pub fn terms(&self) -> [(&'static str, f64); 10] {
+    pub fn terms(&self) -> [(&'static str, f64); 11] {
         [
             ("decode", self.decode_ms),
             ("prefill", self.prefill_ms),
             ("crowding", self.crowding_ms),
+            ("others", self.others_ms),
             ("doubt", self.doubt_ms),
             ("visit", self.visit_ms),
             ("queue", self.queue_ms),
@@ -70,14 +83,19 @@ impl Cost {
         ]
     }
 
-    /// The sum of all terms, ms.
+    /// The sum of all terms, ms: what the search minimizes.
     pub fn total_ms(&self) -> f64 {
         self.terms().iter().map(|term| term.1).sum()
     }
 
+    /// What the request itself takes, ms: all but what it delays others.
+    pub fn own_ms(&self) -> f64 {
+        Self { others_ms: 0.0, ..*self }.total_ms()
+    }
+
     /// The same where every layer is in memory by now, ms.
     pub fn loaded_ms(&self) -> f64 {
-        Self { load_ms: 0.0, ..*self }.total_ms()
+        Self { load_ms: 0.0, ..*self }.own_ms()
     }
 }
 
@@ -86,6 +104,7 @@ impl AddAssign for Cost {
         self.decode_ms += other.decode_ms;
         self.prefill_ms += other.prefill_ms;
         self.crowding_ms += other.crowding_ms;
+        self.others_ms += other.others_ms;
         self.doubt_ms += other.doubt_ms;
         self.visit_ms += other.visit_ms;
         self.queue_ms += other.queue_ms;
@@ -141,7 +160,8 @@ pub(crate) struct End {
 /// A snapshot priced for one request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Price {
-    pub passes: f64,
+    /// Ways around the ring that follow each other.
+    pub turns: f64,
     pub node: Vec<NodePrice>,
     /// Per cold layer, by node; empty when nothing is cold.
     pub cold: Vec<f64>,
@@ -241,7 +261,7 @@ impl Price {
             }
             None => (0, snapshot.layers),
         };
-        self.passes = f64::from(shape.passes().max(1));
+        self.turns = f64::from(shape.turns().max(1));
         Ok(())
     }
 
@@ -254,17 +274,10 @@ impl Price {
     fn of(&self, snapshot: &Snapshot, request: &Request, bytes: f64, host: &Host) -> NodePrice {
         let shape = request.shape;
         let regional = matches!(snapshot.hops, Hops::Regions { .. });
-        let access = if regional { self.passes * host.access.ms } else { 0.0 };
+        let access = if regional { self.turns * host.access.ms } else { 0.0 };
         NodePrice {
-            rate: (f64::from(shape.decode_steps()) * host.decode_ms
-                + f64::from(shape.prompt_tokens) * host.prefill_ms)
-                * busy(host, 0)
-                / host.trust,
-            enter: if host.trust < request.policy.trust_floor {
-                f64::INFINITY
-            } else {
-                self.passes * (host.visit_ms + host.queue_ms)
-            },
+            rate: Compute::of(host, shape, 0).price_ms() / host.trust,
+            enter: if host.trust < request.policy.trust_floor { f64::INFINITY } else { enter(host, shape) },
             out: access + bytes / host.access.up_bytes_per_ms,
             into: access + bytes / host.access.down_bytes_per_ms,
         }
@@ -320,12 +333,13 @@ impl Price {
         for &(id, running) in &request.in_flight {
             if let Some(i) = snapshot.index_of(id) {
                 let host = &snapshot.hosts[i as usize];
-                self.node[i as usize].rate *= busy(host, running) / busy(host, 0);
+                self.node[i as usize].rate =
+                    Compute::of(host, request.shape, running).price_ms() / host.trust;
             }
         }
         if let Some(home) = self.home {
             let host = &snapshot.hosts[home as usize];
-            self.node[home as usize].enter = self.passes * (host.visit_ms + host.queue_ms);
+            self.node[home as usize].enter = enter(host, request.shape);
             self.node[home as usize].rate *= host.trust;
         }
         if let Some(allow) = &policy.allow {
@@ -349,7 +363,7 @@ impl Price {
 
     /// Leaving `from` for `to`, without entering it.
     pub fn hop(&self, snapshot: &Snapshot, from: u32, to: u32) -> f64 {
-        let link = self.passes * snapshot.link_ms(from, to);
+        let link = self.turns * snapshot.link_ms(from, to);
         link + snapshot.transfer(self, from, to)
     }
 
@@ -358,7 +372,7 @@ impl Price {
         match self.entry_from {
             None => 0.0,
             Some(End { host, carries: true }) => self.hop(snapshot, host, first),
-            Some(End { host, .. }) => self.passes * snapshot.link_ms(host, first),
+            Some(End { host, .. }) => self.turns * snapshot.link_ms(host, first),
         }
     }
 
@@ -367,7 +381,7 @@ impl Price {
         match self.exit_to {
             None => 0.0,
             Some(End { host, carries: true }) => self.hop(snapshot, last, host),
-            Some(End { host, .. }) => self.passes * snapshot.link_ms(last, host),
+            Some(End { host, .. }) => self.turns * snapshot.link_ms(last, host),
         }
     }
 
@@ -380,11 +394,17 @@ impl Price {
 }
 
 impl Snapshot {
+    /// There and back between two nodes, ms; `None` where one is unknown.
+    pub fn round_trip_ms(&self, one: NodeId, other: NodeId) -> Option<f64> {
+        let (one, other) = (self.index_of(one)?, self.index_of(other)?);
+        Some(self.link_ms(one, other) + self.link_ms(other, one))
+    }
+
     /// Serialization of a hop: the parts of `out` and `into` that are not access.
     fn transfer(&self, price: &Price, from: u32, to: u32) -> f64 {
         let access = match self.hops {
             Hops::Regions { .. } => {
-                price.passes * (self.hosts[from as usize].access.ms + self.hosts[to as usize].access.ms)
+                price.turns * (self.hosts[from as usize].access.ms + self.hosts[to as usize].access.ms)
             }
             Hops::Matrix { .. } => 0.0,
         };
@@ -392,13 +412,44 @@ impl Snapshot {
     }
 }
 
-/// How many times slower a step is there once this request has joined.
-fn busy(host: &Host, running: u32) -> f64 {
-    let together = f64::from(host.active) + f64::from(running) + 1.0;
-    (together / f64::from(host.batch_knee.max(1))).max(1.0)
+/// Entering a host, ms: every frame of a request does.
+fn enter(host: &Host, shape: Shape) -> f64 {
+    f64::from(shape.passes().max(1)) * (host.visit_ms + host.queue_ms)
 }
 
-/// Sessions believed on a host over those it serves side by side, this one not counted.
+/// What a request computes on a host, ms per unit of layer weight; see the module's page on load.
+#[derive(Clone, Copy)]
+struct Compute {
+    decode_ms: f64,
+    prefill_ms: f64,
+    crowding_ms: f64,
+    others_ms: f64,
+}
+
+impl Compute {
+    /// Beside the announced sessions and `running` more.
+    fn of(host: &Host, shape: Shape, running: u32) -> Self {
+        let (steps, prompt) = (f64::from(shape.decode_steps()), f64::from(shape.prompt_tokens));
+        let there = f64::from(host.active) + f64::from(running);
+        let rows_ms = host.decode_ms * there / f64::from(host.batch_knee.max(1));
+        Self {
+            decode_ms: steps * host.decode_ms,
+            prefill_ms: prompt * host.prefill_ms,
+            crowding_ms: (steps + f64::from(shape.chunks())) * rows_ms,
+            others_ms: steps * rows_ms + prompt * rows_ms.min(host.prefill_ms * there),
+        }
+    }
+
+    fn own_ms(self) -> f64 {
+        self.decode_ms + self.prefill_ms + self.crowding_ms
+    }
+
+    fn price_ms(self) -> f64 {
+        self.own_ms() + self.others_ms
+    }
+}
+
+/// Sessions believed on a host over its knee, this one not counted.
 pub(crate) fn fullness(snapshot: &Snapshot, request: &Request, host: u32) -> f64 {
     let host = &snapshot.hosts[host as usize];
     let sessions = f64::from(host.active) + f64::from(running_on(request, host.id));
@@ -443,6 +494,23 @@ pub fn total(legs: &[Leg]) -> Cost {
     })
 }
 
+/// What the prompt of `shape` takes from its first frame to its last output, ms, by the legs of a request for one token and
+/// with all layers in memory: `sum_i (c_i + hop_i) + (chunks - 1) x max_i c_i`, where `c_i` is what a chunk takes on a node or on
+/// a line. Stages compute different chunks at the same time, so that the slowest one sets the pace.
+pub fn prompt_ms(legs: &[Leg], shape: Shape) -> f64 {
+    let chunks = f64::from(shape.chunks().max(1));
+    let delay_ms = |cost: &Cost| cost.hop_ms + cost.closing_ms;
+    let computed_ms = |cost: &Cost| cost.loaded_ms() - cost.transfer_ms - delay_ms(cost);
+    let on = |node: NodeId| {
+        let its = legs.iter().filter(|leg| leg.segment.node == node);
+        its.map(|leg| computed_ms(&leg.cost)).sum::<f64>()
+    };
+    let slowest = legs.iter().map(|leg| on(leg.segment.node).max(leg.cost.transfer_ms)).fold(0.0, f64::max);
+    let delays: f64 = legs.iter().map(|leg| delay_ms(&leg.cost)).sum();
+    let all: f64 = legs.iter().map(|leg| leg.cost.loaded_ms()).sum();
+    delays + (all - delays) / chunks + slowest * (chunks - 1.0) / chunks
+}
+
 pub(crate) fn explain_priced(
     snapshot: &Snapshot,
     request: &Request,
@@ -461,7 +529,7 @@ pub(crate) fn explain_priced(
         }
         let mut cost = segment_cost(snapshot, request, price, i, segment.layers);
         if let Some(from) = before {
-            cost.hop_ms = price.passes * snapshot.link_ms(from, i);
+            cost.hop_ms = price.turns * snapshot.link_ms(from, i);
             cost.transfer_ms = if from == i { 0.0 } else { snapshot.transfer(price, from, i) };
         }
         if at == 0 {
@@ -498,20 +566,18 @@ fn may_run(snapshot: &Snapshot, price: &Price, i: u32, layers: LayerRange) -> bo
 fn segment_cost(snapshot: &Snapshot, request: &Request, price: &Price, i: u32, layers: LayerRange) -> Cost {
     let host = &snapshot.hosts[i as usize];
     let weight = snapshot.weight_of(layers);
-    let decode_ms = f64::from(request.shape.decode_steps()) * host.decode_ms * weight;
-    let prefill_ms = f64::from(request.shape.prompt_tokens) * host.prefill_ms * weight;
-    let running: u32 = running_on(request, host.id);
-    let crowding_ms = (decode_ms + prefill_ms) * (busy(host, running) - 1.0);
+    let compute = Compute::of(host, request.shape, running_on(request, host.id));
     let trust = if price.home == Some(i) { 1.0 } else { host.trust };
-    let doubt_ms = (decode_ms + prefill_ms + crowding_ms) * (1.0 / trust - 1.0);
     let missing = (layers.start()..layers.end()).filter(|layer| !host.loaded.contains(*layer)).count();
+    let frames = f64::from(request.shape.passes().max(1));
     Cost {
-        decode_ms,
-        prefill_ms,
-        crowding_ms,
-        doubt_ms,
-        visit_ms: price.passes * host.visit_ms,
-        queue_ms: price.passes * host.queue_ms,
+        decode_ms: compute.decode_ms * weight,
+        prefill_ms: compute.prefill_ms * weight,
+        crowding_ms: compute.crowding_ms * weight,
+        others_ms: compute.others_ms * weight / trust,
+        doubt_ms: compute.own_ms() * weight * (1.0 / trust - 1.0),
+        visit_ms: frames * host.visit_ms,
+        queue_ms: frames * host.queue_ms,
         load_ms: host.load_ms * missing as f64,
         ..Cost::default()
     }

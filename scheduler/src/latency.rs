@@ -210,51 +210,15 @@ impl VisitFit {
     }
 }
 
-/// Which share of its time a session keeps this node busy; the rest of it the session is on the way or at other nodes.
-///
-/// From it follows what a node announces as `batch_knee`: with lanes for four visits and sessions that are here half of
-/// their time, eight sessions run side by side at full speed. A node that announced its lanes would look crowded at half
-/// of what it can do, and routes would make detours around it.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Duty {
-    share: f64,
-    at: Millis,
-}
-
-/// Session time below which a sample says nothing, ms.
-const DUTY_LEAST_MS: f64 = 1_000.0;
-/// Least share believed: the next sessions may bring longer segments than those before. Lower and a crowd is let in on
-/// the word of a quiet minute.
-const LEAST_DUTY: f64 = 0.5;
-
-impl Default for Duty {
-    fn default() -> Self {
-        Self { share: 1.0, at: Millis(0) }
+/// What visits wait that the price of load does not say already, ms: of `waited_ms` what is beyond the rows of `active` sessions,
+/// where a step takes `step_ms` and as long again with `knee` of them ([`crate::cost`]). A wait is news of the last
+/// seconds; priced in full beside the sessions that caused it, it sends all requests elsewhere at once, and back. Without
+/// sessions it is over.
+pub fn unexplained_wait_ms(waited_ms: f64, step_ms: f64, active: u32, knee: u32) -> f64 {
+    if active == 0 {
+        return 0.0;
     }
-}
-
-impl Duty {
-    /// Adds what was seen since the last sample: the sessions' time summed over them, how long visits were served, and
-    /// how long they waited here. What a crowd makes sessions wait is no room for more of them, so it does not count as
-    /// time elsewhere: otherwise the fuller a node, the emptier it would seem.
-    pub fn add(&mut self, now: Millis, session_ms: f64, served_ms: f64, waited_ms: f64) {
-        let free_ms = session_ms - waited_ms;
-        if free_ms >= DUTY_LEAST_MS {
-            let weight = 1.0 - (-(now.since(self.at) as f64) / LOAD_TAU_MS as f64).exp();
-            self.share += weight * ((served_ms / free_ms).min(1.0) - self.share);
-            self.at = self.at.max(now);
-        }
-    }
-
-    /// The share, 1 until something was seen.
-    pub fn share(&self) -> f64 {
-        self.share.clamp(LEAST_DUTY, 1.0)
-    }
-
-    /// Sessions that `lanes` lanes serve side by side at full speed.
-    pub fn knee(&self, lanes: u32) -> u32 {
-        (f64::from(lanes) / self.share()).round() as u32
-    }
+    (waited_ms - step_ms * f64::from(active) / f64::from(knee.max(1))).max(0.0)
 }
 
 /// What a stranger claims, bounded by what was seen of it: after three samples a claim counts only within half and
@@ -268,7 +232,7 @@ pub fn bounded_claim(claim: f64, seen: &Ema, prior: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Duty, Ema, RoundTrip, SPEED_TAU_MS, VisitFit, Window, bounded_claim};
+    use super::{Ema, RoundTrip, SPEED_TAU_MS, VisitFit, Window, bounded_claim, unexplained_wait_ms};
     use crate::Millis;
     use crate::rng::Rng;
 
@@ -337,17 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_are_elsewhere_leave_room() {
-        let mut duty = Duty::default();
-        assert_eq!(duty.knee(4), 4);
-        duty.add(Millis(0), 999.0, 10.0, 0.0);
-        duty.add(Millis(0), f64::NAN, 10.0, 0.0);
-        assert_eq!(duty.knee(4), 4, "too little was seen");
-        (1..40).for_each(|t| duty.add(Millis(t * 5_000), 60_000.0, 16_000.0, 40_000.0));
-        assert!((duty.share() - 0.8).abs() < 1e-9, "{duty:?}");
-        assert_eq!(duty.knee(4), 5);
-        (40..80).for_each(|t| duty.add(Millis(t * 5_000), 20_000.0, 0.0, 0.0));
-        assert_eq!(duty.knee(4), 8, "never as if they were not there");
+    fn a_wait_counts_beyond_what_sessions_explain() {
+        assert_eq!(unexplained_wait_ms(50.0, 20.0, 7, 14), 40.0);
+        assert_eq!(unexplained_wait_ms(5.0, 20.0, 7, 14), 0.0);
+        assert_eq!(
+            (unexplained_wait_ms(5.0, 20.0, 0, 14), unexplained_wait_ms(25.0, 20.0, 1, 0)),
+            (0.0, 5.0)
+        );
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! 2. gives the leases back and routes again if a node turned out busier than was believed ([`Verdict::Again`]), for
 //!    [`LOOKS`] routes in all, because every look costs a round trip;
 //! 3. takes the best of what it has seen when it looks for the last time ([`Leases::settle`]);
-//! 4. does not ask a node again that has just refused ([`Leases::refused`]).
+//! 4. does not ask a node again that has just refused ([`Leases::refused`]);
+//! 5. routes again, too, where a node that it never measured before turns out to be further away than it says ([`is_further`]).
 //!
 //! ```text
 //!   route ──▶ ask every node of it ──▶ heard ──▶ Verdict::Take ──▶ session
@@ -16,8 +17,8 @@
 //!     └─ amend, last settle ◀── Again ◀──┘
 //! ```
 //!
-//! "Busier" is: no free lane, and over a quarter of a batch more sessions than believed. Less than that changes the price of
-//! a step by less than a look costs. Two requesters that look at the same moment may still collide; the second look of
+//! "Busier" is: by more sessions than believed than a sixteenth of the node's knee, an eighth of a step in the price
+//! of load ([`crate::cost`]). Two requesters that look at the same moment may still collide; the second look of
 //! either sees the other.
 //!
 //! Why the last look settles. The least loaded of a few choices that were really looked at is nearly as good as the
@@ -49,6 +50,12 @@ pub const LOOKS: u32 = 5;
 /// Nodes remembered.
 pub const MOST: usize = 4_096;
 
+/// Whether a node is so much further than was believed that another route is worth a look: twice as far, and by more than a busy
+/// machine takes to answer. Who says that it stands elsewhere is believed until it was measured once.
+pub fn is_further(believed_ms: f64, measured_ms: f64) -> bool {
+    measured_ms > 2.0 * believed_ms + 20.0
+}
+
 /// What a node says when it grants a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
@@ -56,7 +63,7 @@ pub struct Load {
     pub node: NodeId,
     /// Sessions that count on it now, the one asked for not included.
     pub sessions: u32,
-    /// Sessions it serves side by side at full speed; its announced `batch_knee`.
+    /// Rows that take as long as one step there; its announced `batch_knee`.
     pub lanes: u32,
 }
 
@@ -89,8 +96,7 @@ impl Leases {
         let mut crowded = false;
         for answer in answers {
             let believed = self.sessions(now, answer.node).unwrap_or(0).max(announced(answer.node));
-            crowded |= answer.sessions >= answer.lanes
-                && answer.sessions > believed.saturating_add(answer.lanes / 4);
+            crowded |= answer.sessions > believed.saturating_add(answer.lanes / 16);
             remember(&mut self.heard, now, answer.node, (now, answer.sessions), |entry| entry.0, HEARD_MS);
         }
         if crowded && looks + 1 < LOOKS {
@@ -187,7 +193,7 @@ fn remember<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::{HEARD_MS, LOOKS, Leases, Load, MOST, REFUSED_MS, Verdict};
+    use super::{HEARD_MS, LOOKS, Leases, Load, MOST, REFUSED_MS, Verdict, is_further};
     use crate::{Millis, NodeId, Request, Shape};
 
     fn load(node: u64, sessions: u32) -> Load {
@@ -208,16 +214,26 @@ mod tests {
         assert_eq!(amended(&leases, 1, 0).in_flight, [(NodeId::numbered(1), 7), (NodeId::numbered(2), 3)]);
         // The same answer again is no surprise, neither is one that was announced. Who takes a lease counts from then on.
         assert_eq!(leases.heard(Millis(2), 1, &crowd, |_| 0), Verdict::Take);
-        assert_eq!(Leases::default().heard(Millis(2), 0, &crowd, |_| 6), Verdict::Take);
+        assert_eq!(Leases::default().heard(Millis(2), 0, &crowd, |_| 7), Verdict::Take);
         assert_eq!(amended(&leases, 3, 5).in_flight, [(NodeId::numbered(1), 3)]);
         assert_eq!(amended(&leases, 2 + HEARD_MS, 0).in_flight, []);
     }
 
     #[test]
-    fn free_lanes_and_the_last_look_are_taken() {
-        assert_eq!(Leases::default().heard(Millis(0), 0, &[load(1, 3)], |_| 0), Verdict::Take);
-        assert_eq!(Leases::default().heard(Millis(0), LOOKS - 1, &[load(1, 90)], |_| 0), Verdict::Take);
-        assert_eq!(Leases::default().heard(Millis(0), LOOKS - 2, &[load(1, 90)], |_| 0), Verdict::Again);
+    fn twice_as_far_is_further() {
+        assert!(!is_further(5.0, 25.0) && !is_further(100.0, 200.0));
+        assert!(is_further(5.0, 31.0) && is_further(100.0, 221.0));
+    }
+
+    #[test]
+    fn small_surprises_and_the_last_look_are_taken() {
+        let heard = |looks, sessions, lanes| {
+            let answer = Load { lanes, ..load(1, sessions) };
+            Leases::default().heard(Millis(0), looks, &[answer], |_| 2)
+        };
+        assert_eq!((heard(0, 2, 4), heard(0, 3, 4)), (Verdict::Take, Verdict::Again));
+        assert_eq!((heard(0, 3, 16), heard(0, 4, 16)), (Verdict::Take, Verdict::Again));
+        assert_eq!((heard(LOOKS - 2, 90, 4), heard(LOOKS - 1, 90, 4)), (Verdict::Again, Verdict::Take));
     }
 
     /// Three were looked at, one of them before this request; the idlest of the others serves, and no unseen one.

@@ -71,10 +71,20 @@ impl Shape {
     pub const ONE_TOKEN: Self =
         Self { prompt_tokens: 0, output_tokens: 1, prefill_chunk: 64, activation_bytes: 0 };
 
-    /// Times a pipeline is walked from end to end. The last chunk of the prompt already yields the first token.
+    /// Parts in which the prompt is sent.
+    pub fn chunks(self) -> u32 {
+        self.prompt_tokens.div_ceil(self.prefill_chunk.max(1))
+    }
+
+    /// Frames that a stage computes. The last chunk of the prompt already yields the first token.
     pub fn passes(self) -> u32 {
-        let chunks = self.prompt_tokens.div_ceil(self.prefill_chunk.max(1));
-        if chunks == 0 { self.output_tokens } else { chunks + self.output_tokens.saturating_sub(1) }
+        self.chunks() + self.decode_steps()
+    }
+
+    /// Ways around the pipeline that follow each other: chunks follow without waiting for one another, so that all of a
+    /// prompt is one.
+    pub fn turns(self) -> u32 {
+        u32::from(self.prompt_tokens > 0) + self.decode_steps()
     }
 
     /// Decode steps, each one token wide.
@@ -138,7 +148,8 @@ mod tests {
     fn the_last_prefill_chunk_yields_the_first_token() {
         let shape = Shape { prompt_tokens: 130, output_tokens: 10, prefill_chunk: 64, activation_bytes: 1 };
         assert_eq!((shape.passes(), shape.decode_steps(), shape.positions()), (12, 9, 140));
-        assert_eq!(Shape::ONE_TOKEN.passes(), 1);
+        assert_eq!((shape.chunks(), shape.turns()), (3, 10));
+        assert_eq!((Shape::ONE_TOKEN.passes(), Shape::ONE_TOKEN.turns()), (1, 1));
         assert_eq!(Shape::ONE_TOKEN.tokens_carried(), 1);
     }
 }

@@ -58,7 +58,7 @@ pub struct Host {
     pub queue_ms: f64,
     /// Requests it said are running there.
     pub active: u32,
-    /// Requests it runs side by side before they slow each other down, at least 1.
+    /// Rows that take as long as one step, at least 1: `decode_ms / prefill_ms`, see [`crate::cost`].
     pub batch_knee: u32,
     /// Memory free for caches, bytes (layers x positions in a snapshot without [`LayerCosts`]); `None` when not a limit.
     pub kv_bytes: Option<u64>,

@@ -186,8 +186,8 @@ fn cheapest(snapshot: &Snapshot, (whole, rest): (&Leg, &Leg), former: &Former) -
 /// a cache and a chain of its own.
 fn relayed_ms(snapshot: &Snapshot, request: &Request, node: NodeId) -> f64 {
     let ends = request.requester.and_then(|id| snapshot.index_of(id)).zip(snapshot.index_of(node));
-    let passes = f64::from(request.shape.passes().max(1));
-    ends.map_or(0.0, |(home, at)| passes * (snapshot.link_ms(at, home) + snapshot.link_ms(home, at)))
+    let turns = f64::from(request.shape.turns().max(1));
+    ends.map_or(0.0, |(home, at)| turns * (snapshot.link_ms(at, home) + snapshot.link_ms(home, at)))
 }
 
 /// The route to take: `best`, unless that of `former`, or its cuts with other nodes where those are missing, costs less with what is kept.

@@ -28,7 +28,7 @@ fn shown(p50: f64, p99: f64, digits: usize) -> String {
 /// Medians over many seeds, one row per policy, and on how many seeds the first policy was at least as good, in Markdown.
 pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> String {
     let mut out = String::from(
-        "| policy | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p50 / p99 ms | regret p50 / p99 | worst sessions / lane | gossip kB/node/s | moves | first is as good in tok/s, per token p50, p99 |\n|---|---|---|---|---|---|---|---|---|---|\n",
+        "| policy | tok/s | goodput | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p50 / p99 ms | regret p50 / p99 | worst sessions / lane | gossip kB/node/s | moves | first is as good in tok/s, per token p50, p99 |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let policies = seeds.first().map_or(0, Vec::len);
     for k in 0..policies {
@@ -44,9 +44,10 @@ pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> Stri
         let p = |samples: &[f64], q| percentile(samples, q);
         let _ = writeln!(
             out,
-            "| {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.2} | {:.1} | {:.0} | {}, {}, {} of {} |",
+            "| {} | {:.1} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.2} | {:.1} | {:.0} | {}, {}, {} of {} |",
             seeds[0][k].0.name(),
             median(&|run| run.tokens as f64 / scenario.demand.seconds),
+            median(&|run| run.good_tokens as f64 / scenario.demand.seconds),
             median(&|run| p(&run.first_ms, 0.5)),
             median(&|run| p(&run.first_ms, 0.99)),
             median(&|run| p(&run.each_ms, 0.5)),

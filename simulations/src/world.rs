@@ -3,9 +3,9 @@
 pub mod near;
 
 use scheduler::capability::{Claim, Holding};
-use scheduler::latency::Duty;
+use scheduler::latency::unexplained_wait_ms;
 use scheduler::rng::Rng;
-use scheduler::{Capability, LayerRange, Millis, ModelId, NodeId, OperatorId};
+use scheduler::{Capability, LayerRange, LayerSet, ModelId, NodeId, OperatorId};
 
 use self::near::Near;
 use crate::scale::REGIONS_MS;
@@ -30,7 +30,8 @@ pub struct Machine {
     pub up: bool,
     /// Visits being served and waiting.
     pub load: usize,
-    /// Visits served at once at full speed.
+    /// Rows that take as long as one step: what it serves at once without batching, and with it the rows of a pass that
+    /// take twice as long as one.
     pub lanes: usize,
     /// Announcements sent.
     pub sequence: u64,
@@ -55,55 +56,42 @@ pub struct Line {
     pub down_bytes_per_ms: f64,
 }
 
-/// The sessions of a machine, and how busy they keep it.
+/// What sessions make of a machine.
 #[derive(Clone, Debug, Default)]
 pub struct Work {
     /// Sessions that count on it.
     pub sessions: u32,
-    /// How long visits were served since the last announcement, ms.
-    pub served_ms: f64,
-    /// How long they waited, ms.
+    /// How long visits waited since the last announcement, ms.
     pub waited_ms: f64,
-    /// The sessions' time since then, ms.
-    session_ms: f64,
-    /// When `sessions` last changed, ms.
-    changed: f64,
-    duty: Duty,
+    /// Visits that began since then.
+    pub visits: u32,
 }
 
 impl Work {
-    /// Sessions change by one at `now` (ms).
-    pub fn count(&mut self, now: f64, joins: bool) {
-        self.integrate(now);
+    /// Sessions change by one.
+    pub fn count(&mut self, joins: bool) {
         self.sessions = if joins { self.sessions + 1 } else { self.sessions.saturating_sub(1) };
     }
 
-    fn integrate(&mut self, now: f64) {
-        self.session_ms += f64::from(self.sessions) * (now - self.changed);
-        self.changed = now;
-    }
-
-    /// What there was since the last announcement goes into the average.
-    fn announce(&mut self, now: f64) {
-        self.integrate(now);
-        let [session_ms, served_ms, waited_ms] =
-            [&mut self.session_ms, &mut self.served_ms, &mut self.waited_ms].map(std::mem::take);
-        self.duty.add(Millis(now as u64), session_ms, served_ms, waited_ms);
+    /// How long a visit waited since this was asked last, ms.
+    fn take_wait_ms(&mut self) -> f64 {
+        std::mem::take(&mut self.waited_ms) / f64::from(std::mem::take(&mut self.visits).max(1))
     }
 }
 
 impl Machine {
-    /// Sessions it serves side by side at full speed.
+    /// Rows that take as long as one step.
     pub fn knee(&self) -> u32 {
-        self.work.duty.knee(self.lanes as u32)
+        self.lanes as u32
     }
 }
 
 /// Fixed part of every visit, ms.
 pub const VISIT_MS: f64 = 1.0;
-/// Prompt tokens computed in the time of one decoded token.
-pub const PREFILL_GAIN: f64 = 5.0;
-
+/// Rows of a chunk of a prompt.
+const CHUNK_ROWS: u32 = 96;
+/// Visits served side by side, each alone, by a machine that does not batch.
+const LANES: usize = 1;
 /// Bytes of one token's activation.
 pub const ACTIVATION_BYTES: u32 = 4_352;
 /// How much wider downlinks are than uplinks.
@@ -111,6 +99,30 @@ const DOWN_OVER_UP: f64 = 5.0;
 
 /// What a made-up identity says it needs per layer and token, ms.
 const SYBIL_MS: f64 = 0.001;
+
+/// How machines compute.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Engine {
+    /// Whether rows that wait share a pass.
+    pub batches: bool,
+    /// Prompt tokens computed in the time of one decoded token.
+    pub gain: f64,
+}
+
+impl Engine {
+    /// Rows of a prompt that travel together.
+    pub fn chunk(&self, prompt: u32) -> u32 {
+        if self.batches { prompt.min(CHUNK_ROWS) } else { prompt }.max(1)
+    }
+
+    /// What a pass takes, in time per layer of one row: `alpha + beta x rows` a layer, the reading of weights and the
+    /// arithmetic. `parts` are layers and rows.
+    pub fn pass(&self, parts: &[(LayerRange, u32)]) -> f64 {
+        let read: LayerSet = parts.iter().map(|part| part.0).collect();
+        let rows: f64 = parts.iter().map(|(layers, rows)| f64::from(layers.len()) * f64::from(*rows)).sum();
+        f64::from(read.len()) * (1.0 - 1.0 / self.gain) + rows / self.gain
+    }
+}
 
 /// All machines; requesters come after the nodes, made-up identities after them.
 #[derive(Clone, Debug)]
@@ -123,6 +135,8 @@ pub struct World {
     pub sybils_from: usize,
     /// Layers of the model.
     pub layers: u32,
+    /// How they compute.
+    pub engine: Engine,
     /// What machines know of distances; `None` where they know the true ones.
     pub near: Option<Near>,
 }
@@ -161,7 +175,11 @@ impl World {
                 held: if asks { home(scenario) } else { Vec::new() },
                 up: true,
                 load: 0,
-                lanes: 4,
+                lanes: if scenario.hardware.engine.batches {
+                    scenario.hardware.engine.gain.round() as usize
+                } else {
+                    LANES
+                },
                 sequence: 0,
                 joins: None,
                 withdrawn: None,
@@ -198,7 +216,15 @@ impl World {
                 ..machine.clone()
             });
         }
-        Self { machines, nodes: scenario.nodes as usize, sybils_from, layers: scenario.layers, near: None }
+        let engine = scenario.hardware.engine;
+        Self {
+            machines,
+            nodes: scenario.nodes as usize,
+            sybils_from,
+            layers: scenario.layers,
+            engine,
+            near: None,
+        }
     }
 
     /// Whether a machine is only an identity.
@@ -229,11 +255,10 @@ impl World {
         f64::from(tokens) * f64::from(ACTIVATION_BYTES) / rate
     }
 
-    /// True time of a visit over `layers` layers for `tokens` tokens, without waiting, ms.
-    pub fn visit_ms(&self, at: usize, layers: u32, tokens: u32) -> f64 {
+    /// True time of a pass, by the layers and rows of its visits, ms.
+    pub fn pass_ms(&self, at: usize, parts: &[(LayerRange, u32)]) -> f64 {
         let machine = &self.machines[at];
-        let each = if tokens > 1 { f64::from(tokens) / PREFILL_GAIN } else { 1.0 };
-        VISIT_MS + machine.layer_ms * machine.slow * f64::from(layers) * each.max(1.0)
+        VISIT_MS + machine.layer_ms * machine.slow * self.engine.pass(parts)
     }
 
     /// Whether a machine holds all of a range.
@@ -241,13 +266,12 @@ impl World {
         self.machines[at].held.iter().any(|held| held.covers(range))
     }
 
-    /// What a machine announces at `now` (ms).
-    pub fn announce(&mut self, at: usize, now: f64) -> Option<Capability> {
+    /// What a machine announces.
+    pub fn announce(&mut self, at: usize) -> Option<Capability> {
         let machine = &mut self.machines[at];
         machine.sequence += 1;
-        machine.work.announce(now);
+        let waited_ms = machine.work.take_wait_ms();
         let decode_ms = machine.layer_ms * machine.slow * machine.claims;
-        let waiting = machine.load.saturating_sub(machine.lanes) as f64 / machine.lanes as f64;
         let layers: u32 = machine.held.iter().map(|range| range.len()).sum();
         let kept = |range: &LayerRange| machine.withdrawn.map_or(Some(*range), |kept| range.intersect(kept));
         let loaded = machine.held.iter().filter_map(kept).collect();
@@ -265,9 +289,14 @@ impl World {
                 loaded,
                 on_disk: Vec::new(),
                 decode_ms,
-                prefill_ms: decode_ms / PREFILL_GAIN,
+                prefill_ms: decode_ms / self.engine.gain,
                 visit_ms: VISIT_MS,
-                queue_ms: waiting * decode_ms * f64::from(layers.max(1)),
+                queue_ms: unexplained_wait_ms(
+                    waited_ms,
+                    decode_ms * f64::from(layers),
+                    machine.work.sessions,
+                    machine.knee(),
+                ),
                 load_ms: 0.0,
                 active: machine.work.sessions,
                 batch_knee: machine.knee(),

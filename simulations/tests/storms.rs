@@ -114,7 +114,7 @@ fn seeds_that_once_failed() {
 #[test]
 fn a_bad_network_is_not_a_failure() {
     let (mut tokens, mut failovers) = (0, 0);
-    for seed in 0..4 {
+    for seed in 0..12 {
         let options = Options::soak(seed, true);
         let report = run(&options);
         assert_eq!(report.violations, [""; 0], "{options:?}");

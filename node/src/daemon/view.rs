@@ -162,6 +162,7 @@ impl Viewing {
                 }
                 Feedback::Apart(one, other) => self.swarm.unreachable(one, other, now),
                 Feedback::Silent(node) => self.swarm.snub(now, node),
+                Feedback::Away(node, rtt_ms) => self.swarm.measure(self.me, node, rtt_ms),
             }
         }
     }

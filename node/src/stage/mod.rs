@@ -431,8 +431,7 @@ impl Running {
             if let Some((came, _)) = self.came.pop_front() {
                 let pass_ms = output.compute_us as f64 / 1e3;
                 let ms = ((now - came).as_secs_f64() * 1e3 - pass_ms).max(0.0);
-                let served_ms = pass_ms / f64::from(output.batched.max(1));
-                let _ = self.stage.books.try_send(Served::Waited { ms, served_ms });
+                let _ = self.stage.books.try_send(Served::Waited { ms });
             }
             // Until now it waited for this session's own rows: the chunks of one prompt are no queue to the next prompt.
             if let Some((came, _)) = self.came.front_mut() {

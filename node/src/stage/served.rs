@@ -20,8 +20,6 @@ pub enum Served {
     Waited {
         /// From the frame's arrival, computing not counted.
         ms: f64,
-        /// Its share of the pass that computed it.
-        served_ms: f64,
     },
     /// A lease is used.
     Sign(Key, Sign),

@@ -302,7 +302,7 @@ pub enum Answer {
         have: u32,
         /// Sessions of others that count on this node now, this one not included.
         sessions: u32,
-        /// Sessions it serves side by side at full speed, at least 1; its announced `batch_knee`.
+        /// Rows that take as long as one step there, at least 1; its announced `batch_knee`.
         lanes: u32,
     },
     /// It does not.

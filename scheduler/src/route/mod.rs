@@ -88,9 +88,6 @@ impl Router {
     pub fn route(&self, snapshot: &Snapshot, request: &Request) -> Result<Route, NoRoute> {
         let table = &self.table;
         let Found { visits: best, ms: optimum_ms, exact } = best(snapshot, table)?;
-        if request.policy.deadline_ms.is_some_and(|limit| optimum_ms > limit) {
-            return Err(NoRoute::TooSlow { predicted_ms: optimum_ms });
-        }
         let picked = if request.policy.near_equal > 0.0 {
             pick::near_equal(snapshot, table, optimum_ms, request).filter(|visits| fits(&table.price, visits))
         } else {
@@ -98,7 +95,9 @@ impl Router {
         };
         let pipeline = to_pipeline(snapshot, &picked.unwrap_or(best))?;
         let legs = cost::explain_priced(snapshot, request, &table.price, &pipeline)?;
-        Ok(Route { cost: cost::total(&legs), pipeline, legs, optimum_ms, exact })
+        let cost = cost::total(&legs);
+        in_time(request, &cost)?;
+        Ok(Route { pipeline, legs, cost, optimum_ms, exact })
     }
 }
 
@@ -246,10 +245,17 @@ pub fn at_home(snapshot: &Snapshot, request: &Request) -> Result<Route, NoRoute>
     let pipeline = to_pipeline(snapshot, &[(home, 0, snapshot.num_layers())])?;
     let legs = cost::explain(snapshot, &open, &pipeline).map_err(|_| NoRoute::Unreachable)?;
     let cost = cost::total(&legs);
-    if open.policy.deadline_ms.is_some_and(|limit| cost.total_ms() > limit) {
-        return Err(NoRoute::TooSlow { predicted_ms: cost.total_ms() });
-    }
+    in_time(&open, &cost)?;
     Ok(Route { pipeline, legs, optimum_ms: cost.total_ms(), cost, exact: true })
+}
+
+/// Whether a request that takes so much ends before its deadline.
+fn in_time(request: &Request, cost: &Cost) -> Result<(), NoRoute> {
+    let predicted_ms = cost.own_ms();
+    match request.policy.deadline_ms {
+        Some(limit) if predicted_ms > limit => Err(NoRoute::TooSlow { predicted_ms }),
+        _ => Ok(()),
+    }
 }
 
 /// One visit: host, first layer, one past the last.

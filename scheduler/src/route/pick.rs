@@ -3,7 +3,8 @@
 //! Walks the table from the front. At the entry, and wherever the best way on switches node, every node whose best
 //! completion stays within `near_equal` of the optimum is a candidate with weight `(optimum / cost)^8`: a route 1 %
 //! dearer is drawn 0.92 times as often, one 5 % dearer 0.68 times. Since the cost of the whole route is known at each
-//! choice, the picked route never exceeds the limit.
+//! choice, the picked route never exceeds the limit. A node that the best way on leaves after one layer though it could stay is
+//! no alternative but a detour, and not drawn.
 //!
 //! Two are drawn, and the one that is believed less full is taken: of a stale view the better of two is safe where the best
 //! of all is a stampede (Mitzenmacher, *The power of two choices in randomized load balancing*, 2001, and *How useful is old
@@ -31,11 +32,15 @@ pub(super) fn near_equal(
     let limit = optimum_ms * (1.0 + request.policy.near_equal);
     let mut chance = Rng::new(mix(request.seed));
     let weight = |ms: f64| (optimum_ms / ms).min(1.0).powi(SHARPNESS);
+    let stays = |state: usize, layer: usize| {
+        let on = snapshot.next[state];
+        on == NONE || table.step(snapshot, state, layer) == on
+    };
     let mut drawn = Drawn::default();
     for state in snapshot.states(0).filter(|&state| table.to_go[state] <= limit) {
         let ms = table.whole_from(snapshot, state);
         if ms <= limit {
-            drawn.offer(state, weight(ms), &mut chance);
+            drawn.offer(state, weight(ms), &mut chance, || ms <= optimum_ms || stays(state, 0));
         }
     }
     let fullness = |state: usize| cost::fullness(snapshot, request, snapshot.host_of[state]);
@@ -61,7 +66,7 @@ pub(super) fn near_equal(
                     spent + table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
                 let ms = before + table.to_go[other];
                 if host != here && ms <= limit {
-                    drawn.offer(other, weight(ms), &mut chance);
+                    drawn.offer(other, weight(ms), &mut chance, || other == best || stays(other, layer));
                 }
             }
             next = drawn.better(fullness).unwrap_or(best);
@@ -87,10 +92,14 @@ struct Candidate {
 }
 
 impl Drawn {
-    fn offer(&mut self, state: usize, weight: f64, chance: &mut Rng) {
+    /// `admitted` is asked of what would be drawn.
+    fn offer(&mut self, state: usize, weight: f64, chance: &mut Rng, admitted: impl FnOnce() -> bool) {
         // `1 - unit` is never zero.
         let drawn = Candidate { key: (1.0 - chance.unit()).ln() / weight, weight, state };
         let above = |other: Option<Candidate>| other.is_none_or(|other| drawn.key > other.key);
+        if !above(self.second) || !admitted() {
+            return;
+        }
         if above(self.first) {
             self.second = self.first.replace(drawn);
         } else if above(self.second) {

@@ -105,7 +105,7 @@ impl Table {
     fn sweep_matrix(&mut self, snapshot: &Snapshot) {
         let Hops::Matrix { ms_to } = &snapshot.hops else { return };
         let n = snapshot.hosts.len();
-        let passes = self.price.passes;
+        let turns = self.price.turns;
         let mut switch = vec![f64::INFINITY; n];
         for layer in (self.first..self.end - 1).rev() {
             switch.fill(f64::INFINITY);
@@ -115,7 +115,7 @@ impl Table {
                 if entry.is_finite() {
                     let column = &ms_to[host * n..(host + 1) * n];
                     for (best, ms) in switch.iter_mut().zip(column) {
-                        let sum = entry + passes * ms;
+                        let sum = entry + turns * ms;
                         *best = if sum < *best { sum } else { *best };
                     }
                 }
@@ -154,7 +154,7 @@ impl Table {
         let mut best = if step == NONE { f64::INFINITY } else { self.to_go[step as usize] };
         let out = self.price.node[host].out;
         for other in snapshot.states(layer + 1) {
-            let ms = self.price.passes * ms_to[snapshot.host_of[other] as usize * n + host];
+            let ms = self.price.turns * ms_to[snapshot.host_of[other] as usize * n + host];
             let leave = self.entry(snapshot, other) + ms + out;
             if leave < best {
                 (best, step) = (leave, other as u32);
@@ -166,8 +166,8 @@ impl Table {
     fn sweep_regions(&mut self, snapshot: &Snapshot) {
         let Hops::Regions { base, regions, pair_off, least_net, .. } = &snapshot.hops else { return };
         let regions = *regions;
-        let passes = self.price.passes;
-        let base: Vec<f64> = base.iter().map(|ms| ms * passes).collect();
+        let turns = self.price.turns;
+        let base: Vec<f64> = base.iter().map(|ms| ms * turns).collect();
         let n = snapshot.hosts.len();
         // Entries of a sweep before are not of a layer that is looked at.
         for side in &mut self.entered {
@@ -205,7 +205,7 @@ impl Table {
                         if switch[r].0 + out < best {
                             (best, step) = (switch[r].0 + out, switch[r].1);
                         }
-                    } else if switch[r].0.min(least + passes * least_net[i]) + out < stay {
+                    } else if switch[r].0.min(least + turns * least_net[i]) + out < stay {
                         let found =
                             self.measured_switch(snapshot, layer, i, &base[r * regions..], &bests, switch[r]);
                         if found.0 < best {
@@ -257,7 +257,7 @@ impl Table {
         let span = pair_off[i] as usize..pair_off[i + 1] as usize;
         let pairs = &pair_to[span.clone()];
         let measured = |state: u32| pairs.contains(&snapshot.host_of[state as usize]);
-        let (out, passes) = (self.price.node[i].out, self.price.passes);
+        let (out, turns) = (self.price.node[i].out, self.price.turns);
         let mut found = (f64::INFINITY, NONE);
         let mut offer = |ms: f64, state: u32| {
             if ms < found.0 {
@@ -286,7 +286,7 @@ impl Table {
         for (&j, &ms) in pairs.iter().zip(&pair_net[span]) {
             let entered = self.entered[(layer + 1) & 1][j as usize];
             if below.contains(&(entered.state as usize)) {
-                offer(entered.ms + passes * ms + out, entered.state);
+                offer(entered.ms + turns * ms + out, entered.state);
             }
         }
         found

@@ -191,8 +191,8 @@ impl Case {
         request
     }
 
-    fn passes(&self) -> f64 {
-        f64::from(self.shape.passes().max(1))
+    fn turns(&self) -> f64 {
+        f64::from(self.shape.turns().max(1))
     }
 
     fn link(&self, i: usize, j: usize) -> f64 {
@@ -209,23 +209,27 @@ impl Case {
 
     fn hop(&self, i: usize, j: usize) -> f64 {
         let bytes = f64::from(self.shape.tokens_carried()) * f64::from(self.shape.activation_bytes);
-        self.passes() * self.link(i, j) + bytes / self.peers[i].up
+        self.turns() * self.link(i, j) + bytes / self.peers[i].up
     }
 
     fn enter(&self, i: usize) -> f64 {
-        self.passes() * (self.peers[i].visit + self.peers[i].queue)
+        f64::from(self.shape.passes().max(1)) * (self.peers[i].visit + self.peers[i].queue)
     }
 
     fn run(&self, i: usize, layer: u32) -> f64 {
         let peer = &self.peers[i];
         let own = self.in_flight.iter().find(|entry| entry.0 == i).map_or(0, |entry| entry.1);
-        let busy = (f64::from(peer.active + own + 1) / f64::from(peer.knee)).max(1.0);
+        let there = f64::from(peer.active + own);
+        let rows = there / f64::from(peer.knee) * peer.decode;
         let trust = if self.requester == Some(i) { 1.0 } else { peer.trust };
         let weight = self.weights.as_ref().map_or(1.0, |weights| weights[layer as usize]);
-        let tokens = f64::from(self.shape.decode_steps()) * peer.decode
-            + f64::from(self.shape.prompt_tokens) * peer.prefill;
+        let (steps, prompt) = (f64::from(self.shape.decode_steps()), f64::from(self.shape.prompt_tokens));
+        let chunks = f64::from(self.shape.passes()) - steps;
+        // Every row of others makes a pass longer, and every one of ours the passes of others.
+        let step = peer.decode + 2.0 * rows;
+        let tokens = steps * step + chunks * rows + prompt * (peer.prefill + rows.min(there * peer.prefill));
         let cold = if peer.loaded >> layer & 1 == 1 { 0.0 } else { peer.load };
-        tokens * busy / trust * weight + cold
+        tokens / trust * weight + cold
     }
 
     fn room(&self, i: usize) -> u32 {
@@ -255,7 +259,7 @@ impl Case {
         let home = self.requester.filter(|_| self.closing);
         if layer == self.layers {
             return match (home, before) {
-                (Some(home), Some(last)) => self.passes() * self.link(last, home),
+                (Some(home), Some(last)) => self.turns() * self.link(last, home),
                 _ => 0.0,
             };
         }
@@ -267,7 +271,7 @@ impl Case {
             let way = match before {
                 Some(last) if last == i => 0.0,
                 Some(last) => self.hop(last, i) + self.enter(i),
-                None => home.map_or(0.0, |home| self.passes() * self.link(home, i)) + self.enter(i),
+                None => home.map_or(0.0, |home| self.turns() * self.link(home, i)) + self.enter(i),
             };
             used[i] += 1;
             let rest = self.extend(layer + 1, Some(i), used, gone);
@@ -288,11 +292,11 @@ impl Case {
         for layer in 0..self.layers {
             for i in (0..n).filter(|&i| self.may(i, layer, &[])) {
                 if layer == 0 {
-                    let hop = home.map_or(0.0, |home| self.passes() * self.link(home, i));
+                    let hop = home.map_or(0.0, |home| self.turns() * self.link(home, i));
                     graph.add_edge(source, vertex(0, i), hop + self.enter(i));
                 }
                 if layer + 1 == self.layers {
-                    let hop = home.map_or(0.0, |home| self.passes() * self.link(i, home));
+                    let hop = home.map_or(0.0, |home| self.turns() * self.link(i, home));
                     graph.add_edge(vertex(layer, i), sink, self.run(i, layer) + hop);
                     continue;
                 }

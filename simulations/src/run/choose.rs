@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use scheduler::lease::{LOOKS, Leases, Load, Verdict};
+use scheduler::lease::{LOOKS, Leases, Load, Verdict, is_further};
 use scheduler::rng::Rng;
 use scheduler::route::{self, Router};
 use scheduler::snapshot::{Host, Links};
@@ -17,7 +17,7 @@ use super::{ANNOUNCE_MS, Live, SHARE_FROM, SNAPSHOT_MS};
 use crate::policy::{self, Believed, Policy};
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
-use crate::world::{ACTIVATION_BYTES, PREFILL_GAIN, VISIT_MS, World, id, index};
+use crate::world::{ACTIVATION_BYTES, VISIT_MS, World, id, index};
 
 /// A request that wants a pipeline, and the world it asks in.
 pub(super) struct Question<'a> {
@@ -53,7 +53,7 @@ impl Question<'_> {
         let shape = Shape {
             prompt_tokens: live.known,
             output_tokens: left.max(1),
-            prefill_chunk: live.known,
+            prefill_chunk: self.world.engine.chunk(live.known),
             activation_bytes: ACTIVATION_BYTES,
         };
         let mut ask = Request::new(id(live.requester), shape);
@@ -89,7 +89,7 @@ impl Question<'_> {
             let held = machine.held.iter().copied().collect();
             let decode_ms = machine.layer_ms * machine.slow;
             let mut host = Host::new(id(i), held, decode_ms);
-            host.prefill_ms = decode_ms / PREFILL_GAIN;
+            host.prefill_ms = decode_ms / world.engine.gain;
             host.visit_ms = VISIT_MS;
             let line = &machine.line;
             (host.access.region, host.access.ms) = (line.region as u16, line.access_ms);
@@ -221,6 +221,7 @@ impl Chooser {
         let (world, home) = (question.world, question.live.requester);
         let mut round_trip_ms = 0f64;
         let mut answers = Vec::new();
+        let mut further = false;
         for segment in pipeline.segments() {
             let at = index(segment.node);
             let (sessions, lanes) = (world.machines[at].work.sessions, world.machines[at].knee());
@@ -228,13 +229,21 @@ impl Chooser {
             let way_ms = 2.0 * world.hop_ms(home, at);
             round_trip_ms = round_trip_ms.max(way_ms);
             if world.near.is_some() {
+                let believed = self.view.round_trip_ms(id(home), segment.node);
+                let believed = believed.unwrap_or_else(|| 2.0 * world.expected_ms(home, at));
+                further |= is_further(believed, way_ms);
                 self.view.measure(id(home), segment.node, way_ms);
             }
         }
         *asked_ms += round_trip_ms;
+        if further {
+            self.snapshots.remove(&shared(question));
+            self.refresh(question);
+        }
         let view = &self.view;
         let leases = self.leases.entry(home).or_default();
-        leases.heard(question.millis(), looks, &answers, |node| announced(view, node))
+        let verdict = leases.heard(question.millis(), looks, &answers, |node| announced(view, node));
+        if further && looks + 1 < LOOKS { Verdict::Again } else { verdict }
     }
 
     fn look(&mut self, question: &Question<'_>, ask: &Request) -> Option<route::Route> {

@@ -130,16 +130,14 @@ impl Run<'_> {
         self.check_cover();
         self.at(self.now + LOAD_MS, Event::Loaded { at });
         let relies = |segment: &Segment| segment.node == id(at) && !self.world.holds(at, segment.layers);
-        let hit: Vec<(usize, u32)> = self
-            .live
-            .iter()
-            .enumerate()
-            .filter(|(_, live)| !live.over && live.segments.iter().any(relies))
-            .map(|(request, live)| (request, live.attempt))
+        let under_way = self.live.iter().enumerate().filter(|(_, live)| !live.over);
+        let hit: Vec<Event> = under_way
+            .filter_map(|(request, live)| {
+                let stage = live.segments.iter().position(relies)?;
+                Some(Event::Lost { request, attempt: live.attempt, stage })
+            })
             .collect();
-        for (request, attempt) in hit {
-            self.at(self.now, Event::Lost { request, attempt });
-        }
+        hit.into_iter().for_each(|lost| self.at(self.now, lost));
     }
 
     /// Moving must not leave a layer without a holder, unless its other holders just died.

@@ -1,12 +1,14 @@
 //! One policy through one scenario: a discrete-event loop over virtual time.
 //!
-//! The unit of work is a *visit*: one step of one request at one machine, which serves a few at once and queues the
-//! rest. Routing, views, standbys and recovery budgets are the scheduler's own code. A crash loses what the machine
+//! The unit of work is a *visit*: one step of one request, or one chunk of its prompt, at one machine. Visits that wait share
+//! a pass, which takes `alpha + beta x rows` a layer ([`crate::world::Engine`]); chunks of a prompt follow each other through the
+//! stages, over lines that carry one after the other. With `batching = false` each visit is a pass of its own, four side by
+//! side, and a prompt is one visit. Routing, views, standbys and recovery budgets are the scheduler's own code. A crash loses what the machine
 //! was doing; after the detection time the request recovers, and what the replacement lacks of the keys and values
 //! is computed again as one prefill.
 //!
 //! Safety is checked as it happens ([`Violations`]); when the scenario is over all faults heal, and every request that
-//! is still alive must end within ten minutes.
+//! is still alive must end, or at least go on, within ten minutes.
 //!
 //! Limits: all requesters share one view, refreshed once a second, but each measured distances of its own ([`crate::near`]); frames are not lost singly and doors are open ([`crate::storm`]
 //! does both); memory for keys and values is not a constraint here.
@@ -46,7 +48,7 @@ const UNMEASURED_MS: f64 = 50.0;
 const INTRODUCE_MS: f64 = 1_000.0;
 /// Machines consider moving this often, ms.
 const CONSIDER_MS: f64 = 60_000.0;
-/// After healing, everything must end within this, ms.
+/// After healing, everything must end, or a token of it come, within this, ms.
 const LIVENESS_MS: f64 = 600_000.0;
 /// One route in so many is compared with what a clairvoyant would have chosen.
 const REGRET_EVERY: usize = 16;
@@ -64,7 +66,7 @@ pub struct Violations {
     pub unbalanced: u64,
     /// Moves that left a layer without a holder.
     pub bared: u64,
-    /// Requests that never ended.
+    /// Requests that neither ended nor went on.
     pub stuck: u64,
 }
 
@@ -84,6 +86,8 @@ pub struct Outcome {
     pub tokens: u64,
     /// The same per second of virtual time, for plotting.
     pub tokens_by_second: Vec<u32>,
+    /// Tokens of requests whose first and further tokens came within [`crate::scenario::Demand::target`].
+    pub good_tokens: u64,
     /// Time to first token of every request that got one, ms, sorted.
     pub first_ms: Vec<f64>,
     /// Mean time per further token of every whole request, ms, sorted.
@@ -118,9 +122,9 @@ pub fn percentile(sorted: &[f64], q: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Arrive { tokens: (u32, u32) },
-    Reach { request: usize, attempt: u32 },
-    Served { at: usize, boot: u64, request: usize, attempt: u32 },
-    Lost { request: usize, attempt: u32 },
+    Reach { visit: Visit },
+    Served { at: usize, boot: u64, pass: u64 },
+    Lost { request: usize, attempt: u32, stage: usize },
     Announce { at: usize },
     Leave { at: usize },
     Return { at: usize },
@@ -139,7 +143,8 @@ struct Live {
     /// Positions each stage has computed.
     have: Vec<u32>,
     covers: Vec<Cover>,
-    stage: usize,
+    /// By stage, and behind the last one for the way back: when the line into it is free, and when what came last arrived, ms.
+    lines: Vec<(f64, f64)>,
     known: u32,
     /// Of the prompt and of the answer.
     tokens: (u32, u32),
@@ -164,18 +169,31 @@ struct Times {
 }
 
 impl Live {
-    /// Positions that a stage has to compute before it can go on: at least the newest.
-    fn lacks(&self, stage: usize) -> u32 {
-        self.known - self.have[stage].min(self.known - 1)
+    /// Positions that a stage need not compute again: all but the newest at most.
+    fn has(&self, stage: usize) -> u32 {
+        self.have[stage].min(self.known - 1)
     }
+}
+
+/// Asks a stage of a request to compute the positions up to `to`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Visit {
+    request: usize,
+    attempt: u32,
+    /// The requester, where it is one behind the last stage.
+    stage: usize,
+    to: u32,
+    /// When it came, ms.
+    since: f64,
 }
 
 struct Server {
     boot: u64,
-    serving: Vec<(usize, u32)>,
-    /// Request, attempt, and since when, ms.
-    queue: VecDeque<(usize, u32, f64)>,
+    /// By number: visits that are computed together, and how many rows of each.
+    passes: BTreeMap<u64, Vec<(Visit, u32)>>,
+    queue: VecDeque<Visit>,
     visits: u64,
+    begun: u64,
 }
 
 struct Run<'a> {
@@ -192,6 +210,8 @@ struct Run<'a> {
     placed: Placed,
     running: BTreeMap<(usize, NodeId), u32>,
     healed: bool,
+    /// The most sessions per lane of all machines together.
+    fullest: f64,
     outcome: Outcome,
 }
 
@@ -207,9 +227,10 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
     let geography = regions.unwrap_or_else(|| Geography::around(UNMEASURED_MS));
     let servers = world.machines.iter().map(|_| Server {
         boot: 0,
-        serving: Vec::new(),
+        passes: BTreeMap::new(),
         queue: VecDeque::new(),
         visits: 0,
+        begun: 0,
     });
     let mut run = Run {
         scenario,
@@ -224,6 +245,7 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
         placed: Placed::new(pipelines, scenario.nodes as usize),
         running: BTreeMap::new(),
         healed: false,
+        fullest: 0.0,
         outcome: Outcome {
             tokens_by_second: vec![0; scenario.demand.seconds as usize + 1],
             ..Outcome::default()
@@ -333,9 +355,9 @@ impl Run<'_> {
             }
             match event {
                 Event::Arrive { tokens } => self.arrive(tokens),
-                Event::Reach { request, attempt } => self.reach(request, attempt),
-                Event::Served { at, boot, request, attempt } => self.served(at, boot, request, attempt),
-                Event::Lost { request, attempt } => self.lost(request, attempt),
+                Event::Reach { visit } => self.reach(visit),
+                Event::Served { at, boot, pass } => self.served(at, boot, pass),
+                Event::Lost { request, attempt, stage } => self.lost(request, attempt, stage),
                 Event::Announce { at } => self.announce(at),
                 Event::Leave { at } => self.leave(at),
                 Event::Return { at } => self.world.machines[at].up = true,
@@ -436,7 +458,7 @@ impl Run<'_> {
 
     fn announce(&mut self, at: usize) {
         if (self.world.machines[at].up || self.world.is_sybil(at))
-            && let Some(capability) = self.world.announce(at, self.now)
+            && let Some(capability) = self.world.announce(at)
         {
             self.chooser.view.merge(capability, Millis(self.now as u64));
             self.outcome.announcements += 1;
@@ -450,10 +472,10 @@ impl Run<'_> {
         self.world.machines[at].load = 0;
         let server = &mut self.servers[at];
         server.boot += 1;
-        let orphans: Vec<_> =
-            server.serving.drain(..).chain(server.queue.drain(..).map(|visit| (visit.0, visit.1))).collect();
-        for (request, attempt) in orphans {
-            self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt });
+        let served = std::mem::take(&mut server.passes).into_values().flatten().map(|part| part.0);
+        let orphans: Vec<Visit> = served.chain(server.queue.drain(..)).collect();
+        for Visit { request, attempt, stage, .. } in orphans {
+            self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt, stage });
         }
     }
 
@@ -465,7 +487,7 @@ impl Run<'_> {
             segments: Vec::new(),
             have: Vec::new(),
             covers: Vec::new(),
-            stage: 0,
+            lines: Vec::new(),
             known: tokens.0,
             tokens,
             attempt: 0,
@@ -480,7 +502,13 @@ impl Run<'_> {
     }
 
     fn finish(mut self) -> Outcome {
-        self.outcome.violations.stuck += self.live.iter().filter(|live| !live.over).count() as u64;
+        let healed_ms = self.scenario.demand.seconds * 1_000.0;
+        for request in 0..self.live.len() {
+            if !self.live[request].over {
+                self.outcome.violations.stuck += u64::from(self.live[request].times.last < healed_ms);
+                self.release(request);
+            }
+        }
         self.outcome.violations.unbalanced +=
             self.running.values().filter(|count| **count > 0).count() as u64;
         let busy: Vec<f64> = (0..self.world.nodes)

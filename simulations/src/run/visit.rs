@@ -1,12 +1,21 @@
 //! From visit to visit: what a request does until it ends.
 
+use std::collections::VecDeque;
+
+use scheduler::capability::Holding;
 use scheduler::recover::{Failure, Options, Recovery, SILENCE_MS};
-use scheduler::{Millis, Segment};
+use scheduler::{LayerRange, Millis, ModelId, Segment};
 
 use super::choose::{Choice, Question};
-use super::{Event, REGRET_EVERY, Run};
+use super::{Event, REGRET_EVERY, Run, Visit};
 use crate::policy::Policy;
 use crate::world::{VISIT_MS, id, index};
+
+/// Rows of a pass: a chunk of a prompt, and steps beside it.
+const PASS_ROWS: u32 = 128;
+
+/// A crowd has gone when fewer sessions than this share of the most are left.
+const CROWD_LASTS: f64 = 0.8;
 
 impl Run<'_> {
     /// Finds a pipeline for the rest of a request, or gives it up.
@@ -49,7 +58,7 @@ impl Run<'_> {
         for segment in &live.segments {
             *self.running.entry((live.requester, segment.node)).or_insert(0) += 1;
             let machine = &mut self.world.machines[index(segment.node)];
-            machine.work.count(self.now, true);
+            machine.work.count(true);
             if index(segment.node) < self.world.nodes {
                 self.outcome.peak =
                     self.outcome.peak.max(f64::from(machine.work.sessions) / machine.lanes as f64);
@@ -58,7 +67,8 @@ impl Run<'_> {
         self.note_spread();
     }
 
-    /// Where the machines that hold layers are full on average, how much fuller is the fullest?
+    /// Where the machines that hold layers are full on average, how much fuller is the fullest? When a crowd has gone, what
+    /// is left where says nothing of how requests were spread.
     fn note_spread(&mut self) {
         let holders = self.world.machines[..self.world.nodes].iter().filter(|m| m.up && !m.held.is_empty());
         let (mut sum, mut most, mut count) = (0.0, 0f64, 0.0);
@@ -66,18 +76,19 @@ impl Run<'_> {
             let load = f64::from(machine.work.sessions) / machine.lanes as f64;
             (sum, most, count) = (sum + load, most.max(load), count + 1.0);
         }
-        if sum >= count && sum > 0.0 {
+        self.fullest = sum.max(self.fullest);
+        if sum >= count && sum > 0.0 && sum >= CROWD_LASTS * self.fullest {
             self.outcome.spread.push(most * count / sum);
         }
     }
 
-    fn release(&mut self, request: usize) {
+    pub(super) fn release(&mut self, request: usize) {
         let live = &self.live[request];
         for segment in &live.segments {
             match self.running.get_mut(&(live.requester, segment.node)) {
                 Some(count) if *count > 0 => {
                     *count -= 1;
-                    self.world.machines[index(segment.node)].work.count(self.now, false);
+                    self.world.machines[index(segment.node)].work.count(false);
                 }
                 _ => self.outcome.violations.unbalanced += 1,
             }
@@ -86,85 +97,168 @@ impl Run<'_> {
 
     /// Starts the current step from the first stage, under a new attempt.
     pub(super) fn restart(&mut self, request: usize) {
+        let now = self.now;
         let live = &mut self.live[request];
         live.attempt += 1;
-        live.stage = 0;
-        let (from, attempt) = (live.requester, live.attempt);
-        let to = index(live.segments[0].node);
-        self.travel(from, to, 0, request, attempt);
+        live.lines = vec![(now, now); live.segments.len() + 1];
+        let (requester, known, attempt) = (live.requester, live.known, live.attempt);
+        let chunk = self.world.engine.chunk(known);
+        let mut from = live.has(0);
+        while from < known {
+            let to = known.min(from + chunk);
+            self.travel(requester, 0, Visit { request, attempt, stage: 0, to, since: now });
+            from = to;
+        }
     }
 
-    /// To the next stage with the activations of `tokens` tokens; to and from the requester go token ids only.
-    fn travel(&mut self, from: usize, to: usize, tokens: u32, request: usize, attempt: u32) {
+    /// From a machine to the stage of a visit with the activations of `tokens` tokens; to and from the requester go token ids only.
+    fn travel(&mut self, from: usize, tokens: u32, visit: Visit) {
+        let live = &self.live[visit.request];
+        let to = live.segments.get(visit.stage).map_or(live.requester, |segment| index(segment.node));
         if let Some(mut near) = self.world.near.take() {
             near.meet(&self.world, from, to);
             self.world.near = Some(near);
         }
-        let asked = std::mem::take(&mut self.live[request].delay_ms);
         let hop = self.world.hop_ms(from, to) * (1.0 + self.scenario.hardware.jitter * self.chance.unit());
-        let ms = asked + hop + self.world.transfer_ms(from, to, tokens);
-        self.at(self.now + ms, Event::Reach { request, attempt });
+        let carried_ms = self.world.transfer_ms(from, to, tokens);
+        let live = &mut self.live[visit.request];
+        let asked_ms = std::mem::take(&mut live.delay_ms);
+        let (free, last) = &mut live.lines[visit.stage];
+        // What is sent while the line is taken waits, and what travels faster does not overtake.
+        *free = free.max(self.now + asked_ms) + carried_ms;
+        *last = last.max(*free + hop);
+        let when = *last;
+        self.at(when, Event::Reach { visit });
     }
 
-    pub(super) fn reach(&mut self, request: usize, attempt: u32) {
+    pub(super) fn reach(&mut self, visit: Visit) {
+        let Visit { request, attempt, stage, .. } = visit;
         let live = &self.live[request];
         if live.attempt != attempt || live.over {
             return;
         }
-        if live.stage == live.segments.len() {
+        if stage == live.segments.len() {
             return self.token(request);
         }
-        let at = index(live.segments[live.stage].node);
+        let at = index(live.segments[stage].node);
         if !self.world.machines[at].up {
-            return self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt });
+            return self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt, stage });
         }
         self.world.machines[at].load += 1;
-        self.servers[at].queue.push_back((request, attempt, self.now));
+        self.servers[at].queue.push_back(Visit { since: self.now, ..visit });
         self.serve(at);
     }
 
+    /// Begins passes while the machine has hands free.
     fn serve(&mut self, at: usize) {
-        while self.servers[at].serving.len() < self.world.machines[at].lanes {
-            let Some((request, attempt, since)) = self.servers[at].queue.pop_front() else { return };
-            self.world.machines[at].work.waited_ms += self.now - since;
-            let live = &self.live[request];
-            if live.attempt != attempt || live.over {
-                self.world.machines[at].load -= 1;
-                continue;
+        let batches = self.world.engine.batches;
+        let at_once = if batches { 1 } else { self.world.machines[at].lanes };
+        while self.servers[at].passes.len() < at_once {
+            let parts = if batches { self.batch(at) } else { self.alone(at) };
+            if parts.is_empty() {
+                return;
             }
-            let tokens = live.lacks(live.stage);
-            let ms = self.world.visit_ms(at, live.segments[live.stage].layers.len(), tokens);
-            self.servers[at].serving.push((request, attempt));
-            self.world.machines[at].work.served_ms += ms;
-            self.servers[at].visits += 1;
-            let boot = self.servers[at].boot;
-            if tokens == 1 && self.policy == Policy::Ours {
-                let layers = f64::from(live.segments[live.stage].layers.len());
-                let each = (ms - VISIT_MS) / layers;
-                self.chooser.view.observe_speed(id(at), Millis(self.now as u64), each);
+            let layers: Vec<(LayerRange, u32)> =
+                parts.iter().map(|(visit, rows)| (self.segment(visit).layers, *rows)).collect();
+            let ms = self.world.pass_ms(at, &layers);
+            for ((visit, rows), (layers, _)) in parts.iter().zip(&layers) {
+                let work = &mut self.world.machines[at].work;
+                work.waited_ms += self.now - visit.since;
+                work.visits += 1;
+                self.servers[at].visits += 1;
+                if *rows == 1 && self.policy == Policy::Ours {
+                    let each = (ms - VISIT_MS) / f64::from(layers.len()) / self.crowded(at);
+                    self.chooser.view.observe_speed(id(at), Millis(self.now as u64), each);
+                }
             }
-            self.at(self.now + ms, Event::Served { at, boot, request, attempt });
+            let server = &mut self.servers[at];
+            server.begun += 1;
+            let (boot, pass) = (server.boot, server.begun);
+            server.passes.insert(pass, parts);
+            self.at(self.now + ms, Event::Served { at, boot, pass });
         }
     }
 
-    pub(super) fn served(&mut self, at: usize, boot: u64, request: usize, attempt: u32) {
+    /// How many times longer a step takes than alone, by the sessions that a machine last announced.
+    fn crowded(&self, at: usize) -> f64 {
+        let known = self.chooser.view.get(id(at)).and_then(|known| known.holding(ModelId::default()));
+        let others =
+            |holding: &Holding| f64::from(holding.active.saturating_sub(1)) / f64::from(holding.batch_knee);
+        known.map_or(1.0, |holding| 1.0 + others(holding) * f64::from(u8::from(self.world.engine.batches)))
+    }
+
+    fn segment(&self, visit: &Visit) -> Segment {
+        self.live[visit.request].segments[visit.stage]
+    }
+
+    /// Rows that a visit still needs; none where it is over or the stage has them.
+    fn rows(&self, visit: &Visit) -> u32 {
+        let live = &self.live[visit.request];
+        let goes_on = live.attempt == visit.attempt && !live.over;
+        if goes_on { visit.to.saturating_sub(live.has(visit.stage)) } else { 0 }
+    }
+
+    /// The next visit that waits, all of it.
+    fn alone(&mut self, at: usize) -> Vec<(Visit, u32)> {
+        while let Some(visit) = self.servers[at].queue.pop_front() {
+            match self.rows(&visit) {
+                0 => self.world.machines[at].load -= 1,
+                rows => return vec![(visit, rows)],
+            }
+        }
+        Vec::new()
+    }
+
+    /// What waits, in its order: of a request one visit at a time and at most a chunk of it, [`PASS_ROWS`] in all.
+    fn batch(&mut self, at: usize) -> Vec<(Visit, u32)> {
+        let mut parts: Vec<(Visit, u32)> = Vec::new();
+        let mut waits = VecDeque::new();
+        let mut room = PASS_ROWS;
+        for visit in std::mem::take(&mut self.servers[at].queue) {
+            let rows = self.rows(&visit);
+            let rows = rows.min(self.world.engine.chunk(rows));
+            let another =
+                parts.iter().any(|(part, _)| (part.request, part.stage) == (visit.request, visit.stage));
+            if rows == 0 {
+                self.world.machines[at].load -= 1;
+            } else if another || rows > room {
+                waits.push_back(visit);
+            } else {
+                room -= rows;
+                parts.push((visit, rows));
+            }
+        }
+        self.servers[at].queue = waits;
+        parts
+    }
+
+    pub(super) fn served(&mut self, at: usize, boot: u64, pass: u64) {
         if self.servers[at].boot != boot {
             return;
         }
-        self.servers[at].serving.retain(|visit| *visit != (request, attempt));
-        self.world.machines[at].load -= 1;
-        self.serve(at);
-        let live = &mut self.live[request];
-        if live.attempt != attempt || live.over {
-            return;
+        let parts = self.servers[at].passes.remove(&pass).unwrap_or_default();
+        for (visit, rows) in parts.into_iter().rev() {
+            let live = &mut self.live[visit.request];
+            if live.attempt != visit.attempt || live.over {
+                self.world.machines[at].load -= 1;
+                continue;
+            }
+            let has = live.has(visit.stage) + rows;
+            live.have[visit.stage] = has;
+            if has < visit.to {
+                // The rest of it goes before what came later.
+                self.servers[at].queue.push_front(Visit { since: self.now, ..visit });
+            } else {
+                self.world.machines[at].load -= 1;
+            }
+            let stage = visit.stage + 1;
+            let last = stage == live.segments.len();
+            if !last || has == live.known {
+                let tokens = if last { 0 } else { has - live.has(stage).min(has - 1) };
+                self.travel(at, tokens, Visit { stage, to: has, ..visit });
+            }
         }
-        live.have[live.stage] = live.known;
-        live.stage += 1;
-        let (to, tokens) = match live.segments.get(live.stage) {
-            Some(segment) => (index(segment.node), live.lacks(live.stage)),
-            None => (live.requester, 0),
-        };
-        self.travel(at, to, tokens, request, attempt);
+        self.serve(at);
     }
 
     fn token(&mut self, request: usize) {
@@ -190,13 +284,12 @@ impl Run<'_> {
         self.restart(request);
     }
 
-    pub(super) fn lost(&mut self, request: usize, attempt: u32) {
+    pub(super) fn lost(&mut self, request: usize, attempt: u32, stage: usize) {
         let live = &mut self.live[request];
         if live.attempt != attempt || live.over {
             return;
         }
         live.crashed = true;
-        let stage = live.stage.min(live.segments.len() - 1);
         let node = live.segments[stage].node;
         live.failed.push(node);
         self.chooser.view.snub(Millis(self.now as u64), node);
@@ -230,8 +323,13 @@ impl Run<'_> {
             self.outcome.requests.1 += 1;
             let further = f64::from(live.known - live.tokens.0 - 1);
             let first = live.times.first.unwrap_or(0.0);
+            let each = (live.times.last - live.times.began - first) / further.max(1.0);
             if further > 0.0 {
-                self.outcome.each_ms.push((live.times.last - live.times.began - first) / further);
+                self.outcome.each_ms.push(each);
+            }
+            let (first_most, each_most) = self.scenario.demand.target;
+            if first <= first_most && each <= each_most {
+                self.outcome.good_tokens += u64::from(live.known - live.tokens.0);
             }
             self.outcome.first_ms.push(first);
             if live.crashed {

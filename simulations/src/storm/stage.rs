@@ -200,7 +200,7 @@ impl Stage {
 
     /// What it says of its load.
     pub fn load(&mut self, node: NodeId) -> Load {
-        Load { node, sessions: self.door.running() as u32, lanes: 4 }
+        Load { node, sessions: self.door.running() as u32, lanes: 14 }
     }
 
     /// Takes in a frame.

@@ -21,7 +21,7 @@ use p2p::{
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
     coordinate::Coordinate,
-    latency::{RoundTrip, Window},
+    latency::{RoundTrip, Window, unexplained_wait_ms},
     rng::Rng,
     view::SwarmView,
 };
@@ -334,17 +334,20 @@ fn holding(serving: &Serving, held: &Held, figures: &Figures, layers: Vec<LayerR
     let waited_ms = (figures.visit_ms - leading.times.visit_ms).max(0.0);
     let unloaded = held.is_unloaded();
     let (loaded, on_disk) = if unloaded { (Vec::new(), layers) } else { (layers, Vec::new()) };
+    let decode_ms = ready.times.decode_ms + beyond.map_or(0.0, |times| times.decode_ms);
+    let (knee, held_layers) = (Serving::knee(held), loaded.iter().map(|range| range.len()).sum::<u32>());
+    let step_ms = decode_ms * f64::from(held_layers);
     Holding {
         model: held.id,
         loaded,
         on_disk,
-        decode_ms: ready.times.decode_ms + beyond.map_or(0.0, |times| times.decode_ms),
+        decode_ms,
         prefill_ms: ready.times.prefill_ms + beyond.map_or(0.0, |times| times.prefill_ms),
         visit_ms: ready.times.visit_ms + waited_ms,
-        queue_ms: figures.queue_ms,
+        queue_ms: unexplained_wait_ms(figures.queue_ms, step_ms, figures.active, knee),
         load_ms: if unloaded { held.load_ms() } else { 0.0 },
         active: figures.active,
-        batch_knee: serving.knee(held),
+        batch_knee: knee,
         kv_bytes: figures.kv_bytes,
     }
 }

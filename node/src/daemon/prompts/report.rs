@@ -75,7 +75,7 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
         node: format!("{:?}", leg.segment.node),
         start: leg.segment.layers.start(),
         end: leg.segment.layers.end(),
-        ms: leg.cost.total_ms(),
+        ms: leg.cost.own_ms(),
         step_ms: expected.parts.get(at).map(|part| part.ms),
         terms: CostTerms::from(&leg.cost),
     });
@@ -134,7 +134,7 @@ fn rounding_saves_ms(routed: &Routed) -> f64 {
 
 /// All of an answer, with what every token takes at home besides layers, ms.
 fn whole_ms(routed: &Routed, cost: &Cost) -> f64 {
-    cost.total_ms() + routed.expected.home_ms * f64::from(routed.shape.output_tokens)
+    cost.own_ms() + routed.expected.home_ms * f64::from(routed.shape.output_tokens)
 }
 
 /// The stages, and of those that others ran who checked them up to where.

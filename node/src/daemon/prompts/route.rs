@@ -31,6 +31,7 @@ use tokio::sync::oneshot;
 
 use super::{
     InFlight,
+    dials::Dials,
     estimate::{Expected, ExpectedPrompt},
 };
 use crate::{
@@ -111,7 +112,7 @@ pub struct Routed {
     /// Where they are.
     pub contacts: Vec<Contact>,
     /// Nodes of the pipeline without a connection, and those of the next best one: both are dialed side by side.
-    pub dials: Option<[Vec<Contact>; 2]>,
+    pub dials: Option<Dials>,
     /// Sessions that the nodes of the pipeline announced.
     pub announced: BTreeMap<NodeId, u32>,
     /// The network's share of the slowest ordinary step, ms.
@@ -333,12 +334,7 @@ impl Router<'_> {
     }
 
     /// Where nodes of `pipeline` are not connected: these, and those of the best route past them.
-    fn dials(
-        &self,
-        snapshot: &Snapshot,
-        request: &Request,
-        pipeline: &Pipeline,
-    ) -> Option<[Vec<Contact>; 2]> {
+    fn dials(&self, snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Option<Dials> {
         let distant = |node: &NodeId| *node != self.me && self.gossip.rtt_ms(*node).is_none();
         let contacts = |pipeline: &Pipeline| -> Vec<Contact> {
             let nodes: BTreeSet<NodeId> = pipeline.segments().iter().map(|segment| segment.node).collect();
@@ -350,8 +346,12 @@ impl Router<'_> {
         }
         let mut past = request.clone();
         past.policy.deny.extend(first.iter().map(|contact| contact.node));
-        let second = route(snapshot, &past).ok()?;
-        Some([first, contacts(&second.pipeline)])
+        let beside = contacts(&route(snapshot, &past).ok()?.pipeline);
+        let believed = |contact: Contact| {
+            let ms = snapshot.round_trip_ms(self.me, contact.node).unwrap_or(f64::INFINITY);
+            (contact, ms)
+        };
+        Some(Dials { first: first.into_iter().map(believed).collect(), beside })
     }
 
     /// Holders whose word counts in a dispute, the most trusted first.
@@ -461,9 +461,10 @@ impl Router<'_> {
         let mut prompt = request.clone();
         prompt.shape.output_tokens = 1;
         let priced = sticky::price(snapshot, &prompt, pipeline, former);
-        let said_ms = priced.map_or(0.0, |legs| cost::total(&legs).loaded_ms());
         let is_known = pipeline.segments().iter().all(|segment| former.has(segment));
         let (tokens, known) = (request.shape.prompt_tokens, if is_known { former.positions } else { 0 });
+        let left = Shape { prompt_tokens: tokens.saturating_sub(known).max(1), ..prompt.shape };
+        let said_ms = priced.map_or(0.0, |legs| cost::prompt_ms(&legs, left));
         let prompt = ExpectedPrompt { tokens, known, said_ms, ms: held.at_prefill.of(said_ms) };
         // A worker opens a session as it takes a job: the visit, before anything was measured.
         let opening_ms = held.at_opening.value().unwrap_or(held.ready.times.visit_ms);

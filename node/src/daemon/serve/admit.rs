@@ -308,7 +308,7 @@ impl Serving {
 
     /// Hands a lease to the session's task and its answer to the requester.
     fn order(&mut self, inlets: &Inlets, lease: Lease, reply: ReplyTo) {
-        let knee = self.knee(self.models.get(lease.model).unwrap_or(&self.models.first));
+        let knee = Self::knee(self.models.get(lease.model).unwrap_or(&self.models.first));
         let (answer, answered) = oneshot::channel();
         let order = Order::Lease { lease: Box::new(lease), answer };
         if inlets.orders.try_send(order).is_err() {

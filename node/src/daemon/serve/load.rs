@@ -2,7 +2,7 @@
 
 use scheduler::{
     Millis,
-    latency::{Duty, Ema, LOAD_TAU_MS, Window},
+    latency::{Ema, LOAD_TAU_MS, Window},
 };
 
 /// Waiting that is not worth a word, ms.
@@ -11,8 +11,6 @@ const SMALL_MS: f64 = 1.0;
 const SECOND_MS: u64 = 1_000;
 /// A wait counts this long.
 const RECENT_MS: u64 = 60_000;
-/// Session time after which it is looked how much of it was computing, ms.
-const DUTY_MS: f64 = 5_000.0;
 
 /// Own figures that change with what this node serves.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -23,7 +21,7 @@ pub(crate) struct Figures {
     pub queue_ms: f64,
     /// Sessions of others.
     pub active: u32,
-    /// Sessions served side by side at full speed.
+    /// Rows that take as long as one step.
     pub knee: u32,
     /// Memory for caches that no session has reserved, bytes.
     pub kv_bytes: u64,
@@ -50,30 +48,15 @@ pub(crate) struct Waits {
     least: Window,
     second: Option<(Millis, f64)>,
     mean: Ema,
-    duty: Duty,
-    /// Since the last sample of `duty`: sessions x ms, ms computed and ms waited here.
-    session_ms: f64,
-    served_ms: f64,
-    waited_ms: f64,
-    looked: Millis,
 }
 
 impl Waits {
     pub(crate) fn new() -> Self {
-        Self {
-            least: Window::new(RECENT_MS),
-            second: None,
-            mean: Ema::new(LOAD_TAU_MS),
-            duty: Duty::default(),
-            session_ms: 0.0,
-            served_ms: 0.0,
-            waited_ms: 0.0,
-            looked: Millis(0),
-        }
+        Self { least: Window::new(RECENT_MS), second: None, mean: Ema::new(LOAD_TAU_MS) }
     }
 
-    /// Notes a frame that came in, and out again, with `ms` not spent computing and `served_ms` its share of what was.
-    pub(crate) fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
+    /// Notes a frame that came in, and out again, with `ms` not spent computing.
+    pub(crate) fn add(&mut self, now: Millis, ms: f64) {
         self.second = match self.second {
             Some((since, least)) if now.since(since) < SECOND_MS => Some((since, least.min(ms))),
             over => {
@@ -84,18 +67,6 @@ impl Waits {
             }
         };
         self.mean.add(now, ms);
-        self.served_ms += served_ms;
-        self.waited_ms += ms;
-    }
-
-    /// Notes how many sessions there are; called every now and then.
-    pub(crate) fn look(&mut self, now: Millis, sessions: u32) {
-        self.session_ms += f64::from(sessions) * now.since(self.looked) as f64;
-        self.looked = now;
-        if self.session_ms >= DUTY_MS {
-            self.duty.add(now, self.session_ms, self.served_ms, self.waited_ms);
-            (self.session_ms, self.served_ms, self.waited_ms) = (0.0, 0.0, 0.0);
-        }
     }
 
     /// What every visit waits, and what the present ones wait beyond, ms.
@@ -107,11 +78,6 @@ impl Waits {
         let mean = self.mean.value().filter(|_| !idle).unwrap_or(0.0);
         (visit, (mean - visit).max(0.0))
     }
-
-    /// How many sessions keep `lanes` rows busy, by the share of their time that sessions spend here.
-    pub(crate) fn knee(&self, lanes: u32) -> u32 {
-        self.duty.knee(lanes)
-    }
 }
 
 #[cfg(test)]
@@ -122,9 +88,9 @@ mod tests {
     fn waiting_is_told_from_what_every_visit_waits() {
         let mut waits = Waits::new();
         assert_eq!(waits.split(Millis(0)), (0.0, 0.0));
-        (0..10).for_each(|t| waits.add(Millis(t * 100), 0.5, 1.0));
+        (0..10).for_each(|t| waits.add(Millis(t * 100), 0.5));
         assert_eq!(waits.split(Millis(1_000)), (0.5, 0.0));
-        (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5, 1.0));
+        (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5));
         let (visit, queue) = waits.split(Millis(50_500));
         assert!(visit == 0.5 && (7.5..8.01).contains(&queue), "{visit} {queue}");
         assert_eq!(waits.split(Millis(50_500 + 2 * LOAD_TAU_MS)).1, 0.0, "no ask waits in an idle node");

@@ -56,7 +56,7 @@ use crate::{
 const BOOKS: usize = 1_024;
 /// News of models that are on their way; progress beyond is dropped.
 const NEWS: usize = 64;
-/// Rows that share a pass for the price of one, at most: what a worker computes together.
+/// Rows that take as long as one step, at most: what a worker computes together.
 const MOST_LANES: f64 = 16.0;
 
 /// Sums since the node started.
@@ -308,7 +308,7 @@ impl Serving {
                 self.totals.bytes_in += bytes_in;
                 self.totals.bytes_out += bytes_out;
             }
-            Served::Waited { ms, served_ms } => self.waits.add(self.node.now(), ms, served_ms),
+            Served::Waited { ms } => self.waits.add(self.node.now(), ms),
             Served::Sign(key, sign) => self.sign(key, sign),
             // Whom to believe is another owner's.
             Served::Misled { .. } => {}
@@ -369,18 +369,15 @@ impl Serving {
         own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok())
     }
 
-    /// Sessions of `held` served side by side at full speed: as many rows as are computed in the time that reading the
-    /// weights takes, times the share of their time that sessions spend elsewhere.
-    pub(super) fn knee(&self, held: &Held) -> u32 {
-        let ready = &held.ready;
-        let lanes = (ready.times.decode_ms / ready.times.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
-        self.waits.knee(lanes as u32).max(1)
+    /// Rows of `held` that take as long as one step, as prices of load take it.
+    pub(super) fn knee(held: &Held) -> u32 {
+        let times = &held.ready.times;
+        (times.decode_ms / times.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES) as u32
     }
 
     /// How busy this node is now.
     pub(super) fn figures(&mut self, now: Millis) -> Figures {
         let active = self.door.sessions();
-        self.waits.look(now, active);
         let (waited_ms, queue_ms) = self.waits.split(now);
         // What present visits wait is the work of present sessions.
         let queue_ms = if active == 0 { 0.0 } else { queue_ms };
@@ -391,7 +388,7 @@ impl Serving {
             visit_ms: leading.ready.times.visit_ms.max(waited_ms),
             queue_ms,
             active,
-            knee: self.knee(leading),
+            knee: Self::knee(leading),
             kv_bytes,
             full,
         }
