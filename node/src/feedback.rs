@@ -105,9 +105,9 @@ impl FeedbackQueue {
     }
 
     /// All nodes of a route granted their leases: whether to take it. See [`Leases::heard`].
-    pub fn heard(&self, looks: u32, loads: &[Load], announced: &BTreeMap<NodeId, u32>) -> Verdict {
-        let announced = |node| announced.get(&node).copied().unwrap_or(0);
-        self.learned().leases.heard(self.now(), looks, loads, announced)
+    pub fn heard(&self, looks: u32, loads: &[Load], believed: &BTreeMap<NodeId, u32>) -> Verdict {
+        let believed = |node| believed.get(&node).copied().unwrap_or(0);
+        self.learned().leases.heard(self.now(), looks, loads, believed)
     }
 
     /// A node refused a lease on layers of `model`; `held` is what it says it serves of it instead.

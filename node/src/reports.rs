@@ -179,7 +179,7 @@ pub struct PeerReport {
 pub struct PeerLoad {
     /// Sessions that compute now.
     pub active: u32,
-    /// Sessions at once from which on each takes longer.
+    /// Sessions at once with which a step takes twice as long as alone.
     pub batch_knee: u32,
     /// How long a job waits.
     pub queue_ms: f64,

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
 
     let found = route(&snapshot, &request)?;
-    println!("{nodes} nodes, {LAYERS} layers, {} passes:", SHAPE.passes());
+    println!("{nodes} nodes, {LAYERS} layers, {} turns:", SHAPE.turns());
     show(&found);
     for cover in standby::covers(&snapshot, &request, &found.pipeline) {
         let segment = found.pipeline.segments()[cover.index];

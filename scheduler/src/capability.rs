@@ -40,7 +40,7 @@ pub struct Holding {
     pub load_ms: f64,
     /// Requests running.
     pub active: u32,
-    /// Rows that take as long as one step, at least 1: `decode_ms / prefill_ms`, see [`crate::cost`].
+    /// Rows that take as long as one step, at least 1: `decode_ms / prefill_ms`, as far as a worker computes so many together, see [`crate::cost`].
     pub batch_knee: u32,
     /// Memory free for caches, bytes.
     pub kv_bytes: u64,

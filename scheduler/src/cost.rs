@@ -6,7 +6,7 @@
 //!   prefill   prompt x prefill_i
 //!   crowding  (steps + chunks) x rows_i               rows_i = decode_i x running there / knee_i: what the rows of others
 //!                                                     add to a pass
-//!   others    steps x rows_i + prompt x min(rows_i, prefill_i x running there)
+//!   others    (steps x rows_i + prompt x min(rows_i, prefill_i x running there)) / trust_i
 //!   doubt     all of its own so far x (1 / trust_i - 1)  expected retries of a node that answers with probability trust_i
 //!   visit     frames x visit_i
 //!   queue     frames x queue_i

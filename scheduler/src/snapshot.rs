@@ -58,7 +58,7 @@ pub struct Host {
     pub queue_ms: f64,
     /// Requests it said are running there.
     pub active: u32,
-    /// Rows that take as long as one step, at least 1: `decode_ms / prefill_ms`, see [`crate::cost`].
+    /// Rows that take as long as one step, at least 1: `decode_ms / prefill_ms`, as far as a worker computes so many together, see [`crate::cost`].
     pub batch_knee: u32,
     /// Memory free for caches, bytes (layers x positions in a snapshot without [`LayerCosts`]); `None` when not a limit.
     pub kv_bytes: Option<u64>,

@@ -472,8 +472,8 @@ impl Replicas {
     }
 }
 
-/// Twenty requests over two replicas, one 6 % slower, end within one of each other; a constant price of load instead of a
-/// convex one gives 16 and 4.
+/// Twenty requests over two replicas, one 6 % slower, end within one of each other; a price of load that does not
+/// grow with it gives 16 and 4.
 #[test]
 fn two_replicas_share_alike() {
     for (slower, knee) in [(1.0, 1), (1.06, 1), (1.0, 4), (1.06, 4)] {

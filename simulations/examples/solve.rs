@@ -89,7 +89,7 @@ fn routing(cases: &Value, repeat: usize) -> Result<Value, Box<dyn Error>> {
                 let second = standby::disjoint(&case.snapshot, &case.request, &route.pipeline);
                 json!({
                     "path": case.path(&route.pipeline),
-                    "latency_ms": route.cost.total_ms(),
+                    "latency_ms": route.cost.own_ms(),
                     "standby_path": second.map_or(Value::Null, |second| case.path(&second.pipeline)),
                 })
             }

@@ -8,6 +8,7 @@
 
 pub mod byzantine;
 pub mod cases;
+pub mod engine;
 pub mod planet;
 pub mod policy;
 pub mod report;

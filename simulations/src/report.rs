@@ -67,21 +67,22 @@ pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> Stri
     out
 }
 
-/// One row per policy, in Markdown. "when full": the busiest over the mean machine, by sessions, at moments when the
-/// mean was above one session per lane.
+/// One row per policy, in Markdown. "goodput": tokens of requests that kept the scenario's target, whenever they ended; "when full": the busiest over
+/// the mean machine, by sessions, at moments when the mean was above one session per lane and the crowd had not gone.
 pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
     let mut out = String::from(
-        "| policy | whole / asked | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p50 / p99 ms | regret p50 / p99 | busiest / mean visits | when full | worst sessions / lane | gossip kB/node/s | moves | violations |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| policy | whole / asked | tok/s | goodput | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p50 / p99 ms | regret p50 / p99 | busiest / mean visits | when full | worst sessions / lane | gossip kB/node/s | moves | violations |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for (policy, run) in runs {
         let p = |samples: &[f64], q| percentile(samples, q);
         let _ = writeln!(
             out,
-            "| {} | {} / {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.1} | {} | {:.2} | {:.1} | {} | {} |",
+            "| {} | {} / {} | {:.1} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.1} | {} | {:.2} | {:.1} | {} | {} |",
             policy.name(),
             run.requests.1,
             run.requests.0,
             run.tokens as f64 / scenario.demand.seconds,
+            run.good_tokens as f64 / scenario.demand.seconds,
             p(&run.first_ms, 0.5),
             p(&run.first_ms, 0.99),
             p(&run.each_ms, 0.5),
@@ -109,6 +110,7 @@ pub fn json(scenario: &Scenario, seed: u64, runs: &[(Policy, Outcome)]) -> Value
             "whole": run.requests.1,
             "given_up": run.requests.2,
             "tokens_per_second": run.tokens as f64 / scenario.demand.seconds,
+            "good_tokens_per_second": run.good_tokens as f64 / scenario.demand.seconds,
             "ttft_ms": [percentile(&run.first_ms, 0.5), percentile(&run.first_ms, 0.99)],
             "per_token_ms": [percentile(&run.each_ms, 0.5), percentile(&run.each_ms, 0.99)],
             "stall_ms": [percentile(&run.stall_ms, 0.5), percentile(&run.stall_ms, 0.99)],

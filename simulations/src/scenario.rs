@@ -4,7 +4,7 @@ use std::fmt;
 
 use toml::Table;
 
-use crate::world::Engine;
+use crate::engine::Engine;
 
 /// Who is in the swarm, what they are asked, and what happens to them. Times in virtual seconds.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,6 +82,10 @@ pub struct Faults {
     pub liars: f64,
     /// Made-up identities, as many times the machines: each announces all layers at next to no time and answers nothing.
     pub sybils: f64,
+    /// Share of machines that claim their true time at first and less and less of it, a fifth at the end.
+    pub poisoners: f64,
+    /// The first region and the others hear nothing of each other: from this second, for that many seconds.
+    pub partition: Option<(f64, f64)>,
     /// Share of machines that say that they are where another one is.
     pub coordinate_liars: f64,
     /// Share of machines that turn ten times slower in the middle of the run, and back after half of the rest.
@@ -108,6 +112,11 @@ const GAIN: f64 = 14.0;
 struct Reader(Table);
 
 impl Reader {
+    fn flag(&mut self, key: &str, default: bool) -> Result<bool, BadScenario> {
+        let wrong = |other| BadScenario(format!("{key} should be true or false, not {other:?}"));
+        self.0.remove(key).map_or(Ok(default), |value| value.as_bool().ok_or_else(|| wrong(value)))
+    }
+
     fn number(&mut self, key: &str, default: Option<f64>) -> Result<f64, BadScenario> {
         let found = match self.0.remove(key) {
             Some(toml::Value::Float(value)) => Some(value),
@@ -159,9 +168,9 @@ impl Scenario {
         let flash = reader.list::<3>("flash")?.map(|[from, long, times]| (from, long, times));
         let uplink = pair(reader.list("uplink_mbit")?.or(Some([100.0, 1_000.0])), "uplink_mbit")?;
         let target = reader.list("target")?.unwrap_or([f64::INFINITY; 2]);
-        let boomerang = reader.0.remove("boomerang").and_then(|value| value.as_bool()).unwrap_or(false);
-        let oracle = reader.0.remove("oracle").and_then(|value| value.as_bool()).unwrap_or(false);
-        let batches = reader.0.remove("batching").and_then(|value| value.as_bool()).unwrap_or(true);
+        let boomerang = reader.flag("boomerang", false)?;
+        let oracle = reader.flag("oracle", false)?;
+        let batches = reader.flag("batching", true)?;
         let engine = Engine { batches, gain: reader.number("gain", Some(GAIN))? };
         let local = reader.number("local_layer_ms", Some(0.0))?;
         let near_equal = reader.optional("near_equal")?;
@@ -192,6 +201,8 @@ impl Scenario {
                 churn_per_hour: reader.number("churn_per_hour", Some(0.0))?,
                 liars: reader.number("liars", Some(0.0))?,
                 sybils: reader.number("sybils", Some(0.0))?,
+                poisoners: reader.number("poisoners", Some(0.0))?,
+                partition: reader.list("partition")?.map(|[from, long]| (from, long)),
                 coordinate_liars: reader.number("coordinate_liars", Some(0.0))?,
                 gray: reader.number("gray", Some(0.0))?,
                 joins: reader.number("joins", Some(0.0))?.min(1.0),
@@ -210,8 +221,15 @@ impl Scenario {
             || layer_ms.0 > layer_ms.1
             || !(0.0 < uplink.0 && uplink.0 <= uplink.1)
             || engine.gain < 1.0
+            || target.iter().any(|most| most.is_nan() || *most <= 0.0)
+            || scenario
+                .faults
+                .partition
+                .is_some_and(|(from, long)| from.is_nan() || long.is_nan() || from.min(long) < 0.0)
+            || (scenario.faults.partition.is_some() && scenario.regions < 2)
         {
-            return Err(BadScenario("layers, room, layer_ms, uplink_mbit or gain make no sense".into()));
+            let keys = "layers, room, layer_ms, uplink_mbit, gain, target or partition";
+            return Err(BadScenario(format!("{keys} make no sense")));
         }
         Ok(scenario)
     }

@@ -5,9 +5,10 @@ pub mod near;
 use scheduler::capability::{Claim, Holding};
 use scheduler::latency::unexplained_wait_ms;
 use scheduler::rng::Rng;
-use scheduler::{Capability, LayerRange, LayerSet, ModelId, NodeId, OperatorId};
+use scheduler::{Capability, LayerRange, ModelId, NodeId, OperatorId};
 
 use self::near::Near;
+use crate::engine::Engine;
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
 
@@ -18,8 +19,10 @@ pub struct Machine {
     pub line: Line,
     /// True time per layer and token, ms.
     pub layer_ms: f64,
-    /// What it claims to need, over what it needs.
-    pub claims: f64,
+    /// What it claims to need, over what it needs: in the beginning, and when the run ends.
+    pub claims: (f64, f64),
+    /// The same as it last announced it.
+    pub claimed: f64,
     /// Slowdown at the moment.
     pub slow: f64,
     /// Layers it has room for.
@@ -28,10 +31,7 @@ pub struct Machine {
     pub held: Vec<LayerRange>,
     /// Whether it is up.
     pub up: bool,
-    /// Visits being served and waiting.
-    pub load: usize,
-    /// Rows that take as long as one step: what it serves at once without batching, and with it the rows of a pass that
-    /// take twice as long as one.
+    /// Rows that take as long as one step; without batching, visits served at once.
     pub lanes: usize,
     /// Announcements sent.
     pub sequence: u64,
@@ -88,41 +88,17 @@ impl Machine {
 
 /// Fixed part of every visit, ms.
 pub const VISIT_MS: f64 = 1.0;
-/// Rows of a chunk of a prompt.
-const CHUNK_ROWS: u32 = 96;
-/// Visits served side by side, each alone, by a machine that does not batch.
+/// Visits served at once by a machine that does not batch.
 const LANES: usize = 1;
 /// Bytes of one token's activation.
 pub const ACTIVATION_BYTES: u32 = 4_352;
 /// How much wider downlinks are than uplinks.
 const DOWN_OVER_UP: f64 = 5.0;
 
+/// What liars claim to need, over what they need.
+const LIE: f64 = 0.2;
 /// What a made-up identity says it needs per layer and token, ms.
 const SYBIL_MS: f64 = 0.001;
-
-/// How machines compute.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Engine {
-    /// Whether rows that wait share a pass.
-    pub batches: bool,
-    /// Prompt tokens computed in the time of one decoded token.
-    pub gain: f64,
-}
-
-impl Engine {
-    /// Rows of a prompt that travel together.
-    pub fn chunk(&self, prompt: u32) -> u32 {
-        if self.batches { prompt.min(CHUNK_ROWS) } else { prompt }.max(1)
-    }
-
-    /// What a pass takes, in time per layer of one row: `alpha + beta x rows` a layer, the reading of weights and the
-    /// arithmetic. `parts` are layers and rows.
-    pub fn pass(&self, parts: &[(LayerRange, u32)]) -> f64 {
-        let read: LayerSet = parts.iter().map(|part| part.0).collect();
-        let rows: f64 = parts.iter().map(|(layers, rows)| f64::from(layers.len()) * f64::from(*rows)).sum();
-        f64::from(read.len()) * (1.0 - 1.0 / self.gain) + rows / self.gain
-    }
-}
 
 /// All machines; requesters come after the nodes, made-up identities after them.
 #[derive(Clone, Debug)]
@@ -169,12 +145,12 @@ impl World {
             machines.push(Machine {
                 line: Line { region, access_ms, ..Line::default() },
                 layer_ms: if asks { scenario.local_layer_ms.unwrap_or(slowest) } else { drawn },
-                claims: if lies { 0.2 } else { 1.0 },
+                claims: if lies { (LIE, LIE) } else { (1.0, 1.0) },
+                claimed: if lies { LIE } else { 1.0 },
                 slow: 1.0,
                 room: if asks { 0 } else { room.min(scenario.layers) },
                 held: if asks { home(scenario) } else { Vec::new() },
                 up: true,
-                load: 0,
                 lanes: if scenario.hardware.engine.batches {
                     scenario.hardware.engine.gain.round() as usize
                 } else {
@@ -186,8 +162,14 @@ impl World {
                 work: Work::default(),
             });
         }
-        // A stream of their own, so that these keys do not change who is who.
+        // Streams of their own, so that these keys do not change who is who.
         let mut links = chance.fork();
+        let mut poison = links.fork();
+        for machine in &mut machines[..scenario.nodes as usize] {
+            if poison.happens(scenario.faults.poisoners) {
+                machine.claims.1 = LIE;
+            }
+        }
         let (slow, fast) = hardware.uplink_mbit;
         for (i, machine) in machines.iter_mut().enumerate() {
             // One Mbit/s is 125 bytes per ms.
@@ -209,7 +191,8 @@ impl World {
                     ..machine.line.clone()
                 },
                 layer_ms: SYBIL_MS,
-                claims: 1.0,
+                claims: (1.0, 1.0),
+                claimed: 1.0,
                 held: LayerRange::new(0, scenario.layers).into_iter().collect(),
                 up: false,
                 joins: None,
@@ -266,12 +249,20 @@ impl World {
         self.machines[at].held.iter().any(|held| held.covers(range))
     }
 
-    /// What a machine announces.
-    pub fn announce(&mut self, at: usize) -> Option<Capability> {
+    /// Whether two machines are on two sides of a cut between the first region and the others.
+    pub fn are_apart(&self, one: usize, other: usize) -> bool {
+        let inside = |at: usize| self.machines[at].line.region == 0;
+        inside(one) != inside(other)
+    }
+
+    /// What a machine announces when the share `passed` of the run is over.
+    pub fn announce(&mut self, at: usize, passed: f64) -> Option<Capability> {
         let machine = &mut self.machines[at];
+        let (first, last) = machine.claims;
+        machine.claimed = first + (last - first) * passed.min(1.0);
         machine.sequence += 1;
         let waited_ms = machine.work.take_wait_ms();
-        let decode_ms = machine.layer_ms * machine.slow * machine.claims;
+        let decode_ms = machine.layer_ms * machine.slow * machine.claimed;
         let layers: u32 = machine.held.iter().map(|range| range.len()).sum();
         let kept = |range: &LayerRange| machine.withdrawn.map_or(Some(*range), |kept| range.intersect(kept));
         let loaded = machine.held.iter().filter_map(kept).collect();

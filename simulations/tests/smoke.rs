@@ -1,11 +1,13 @@
 //! Every scenario, shortened, on fixed seeds and under every policy: nothing that must not happen happens.
 
+use scheduler::LayerRange;
+use simulations::engine::Engine;
 use simulations::planet;
 use simulations::policy::{self, Policy};
-use simulations::run::{percentile, run};
+use simulations::run::{Outcome, percentile, run};
 use simulations::scenario::Scenario;
 
-const SCENARIOS: [&str; 10] = [
+const SCENARIOS: [&str; 12] = [
     include_str!("../scenarios/home_cluster.toml"),
     include_str!("../scenarios/two_continents.toml"),
     include_str!("../scenarios/thousand_strangers.toml"),
@@ -16,6 +18,8 @@ const SCENARIOS: [&str; 10] = [
     include_str!("../scenarios/growing_swarm.toml"),
     include_str!("../scenarios/equal_replicas.toml"),
     include_str!("../scenarios/arrival_trace.toml"),
+    include_str!("../scenarios/partition.toml"),
+    include_str!("../scenarios/poisoned_prices.toml"),
 ];
 
 fn short(text: &str) -> Scenario {
@@ -26,6 +30,7 @@ fn short(text: &str) -> Scenario {
     scenario.demand.tokens = (16, 12);
     scenario.demand.seconds = 20.0;
     scenario.demand.flash = scenario.demand.flash.map(|_| (5.0, 5.0, 6.0));
+    scenario.faults.partition = scenario.faults.partition.map(|_| (5.0, 8.0));
     scenario.hardware.room.1 = scenario.hardware.room.1.max(scenario.layers / 2);
     scenario
 }
@@ -68,9 +73,74 @@ fn a_lone_request_takes_as_long_as_computed() {
     assert!((percentile(&outcome.each_ms, 0.5) - 23.0).abs() < 0.01, "{:?}", outcome.each_ms);
 }
 
+/// A prompt of two chunks through two machines: the second computes the first chunk while the first computes the second.
+#[test]
+fn chunks_follow_each_other_through_the_stages() {
+    let text = "name = \"chunks\"\nnodes = 2\nrequesters = 1\nlayers = 10\nlayer_ms = [2, 2]\nroom = [5, 5]\naccess_ms = 0\nrate = 0.01\nuplink_mbit = [1000, 1000]\ntokens = [192, 2]\nseconds = 100\njitter = 0";
+    let scenario = Scenario::parse(text).unwrap();
+    let outcome = run(&scenario, Policy::Ours, 4);
+    assert!(outcome.requests.1 > 0);
+    // 96 rows of five layers; their activations over a gigabit; the way in, between and back, and that of a lease and its answer.
+    let (pass, line, hop) = (1.0 + 2.0 * 5.0 * (13.0 + 96.0) / 14.0, 96.0 * 4_352.0 / 125_000.0, 1.0);
+    let expected = 2.0 * hop + hop + 3.0 * pass + line + 2.0 * hop;
+    let first = percentile(&outcome.first_ms, 0.5);
+    assert!((first - expected).abs() < 0.1, "{first} for {expected}");
+    let alone = Scenario::parse(&format!("{text}\nbatching = false")).unwrap();
+    let whole = 1.0 + 2.0 * 5.0 * (13.0 + 192.0) / 14.0;
+    let (first, expected) =
+        (percentile(&run(&alone, Policy::Ours, 4).first_ms, 0.5), 5.0 + 2.0 * whole + 2.0 * line);
+    assert!((first - expected).abs() < 0.1, "{first} for {expected}");
+}
+
+/// Rows that share a pass share the reading of weights, layer by layer.
+#[test]
+fn a_pass_reads_each_layer_once() {
+    let engine = Engine { batches: true, gain: 5.0 };
+    let part = |start, end, rows| (LayerRange::new(start, end).unwrap(), rows);
+    let near = |ms: f64, expected: f64| (ms - expected).abs() < 1e-9;
+    assert!(near(engine.pass(&[part(0, 4, 1)]), 4.0));
+    assert!(near(engine.pass(&[part(0, 4, 1), part(2, 6, 3)]), 6.0 * 0.8 + (4.0 + 12.0) * 0.2));
+}
+
+/// Two continents that need each other lose each other: what can be computed is, the rest ends with a reason, and when they are
+/// back all is as before.
+#[test]
+fn a_partition_heals() {
+    let scenario = Scenario::parse(SCENARIOS[10]).unwrap();
+    let cut = run(&scenario, Policy::Ours, 400);
+    assert_eq!(cut.violations.total(), 0, "{:?}", cut.violations);
+    let (asked, whole, given_up) = cut.requests;
+    assert!(given_up > 0 && whole * 10 >= asked * 6, "{:?}", cut.requests);
+    let after = |outcome: &Outcome| outcome.tokens_by_second[100..145].iter().sum::<u32>();
+    let mut calm = scenario.clone();
+    calm.faults.partition = None;
+    let calm = run(&calm, Policy::Ours, 400);
+    assert_eq!(calm.requests.0, calm.requests.1, "{:?}", calm.requests);
+    assert!(after(&cut) * 10 >= after(&calm) * 9, "{} {}", after(&cut), after(&calm));
+}
+
+/// Claims that shrink a little every few seconds are held to what machines are seen to take.
+#[test]
+fn poisoned_prices_cost_little() {
+    let scenario = Scenario::parse(SCENARIOS[11]).unwrap();
+    let mut honest = scenario.clone();
+    honest.faults.poisoners = 0.0;
+    let each = |scenario: &Scenario| percentile(&run(scenario, Policy::Ours, 400).each_ms, 0.5);
+    let (poisoned, honest) = (each(&scenario), each(&honest));
+    assert!(poisoned <= 1.25 * honest, "{poisoned} and {honest}");
+}
+
 #[test]
 fn bad_scenarios_are_named() {
-    for (spoil, said) in [("nodes = \"x\"", "nodes"), ("speed = 3", "speed is not"), ("rate = -1", "rate")] {
+    for (spoil, said) in [
+        ("nodes = \"x\"", "nodes"),
+        ("speed = 3", "speed is not"),
+        ("rate = -1", "rate"),
+        ("batching = 0", "batching"),
+        ("gain = 0.5", "gain"),
+        ("partition = [1, 2]", "partition"),
+        ("target = [0, 1]", "target"),
+    ] {
         let key = spoil.split(' ').next().unwrap();
         let kept = SCENARIOS[0].lines().filter(|line| !line.starts_with(key)).collect::<Vec<_>>().join("\n");
         let error = Scenario::parse(&format!("{kept}\n{spoil}")).unwrap_err().to_string();

@@ -182,8 +182,7 @@ impl Leases {
             if self.loads.len() >= strangers {
                 self.looking = None;
                 let plan = &state.plan;
-                let verdict =
-                    state.means.feedback.heard(plan.route.looks, &self.loads, &plan.route.announced);
+                let verdict = state.means.feedback.heard(plan.route.looks, &self.loads, &plan.route.believed);
                 if verdict == Verdict::Again {
                     self.again = true;
                     return vec![Event::Cancel];

@@ -90,8 +90,8 @@ pub struct PlannedRoute {
     pub shape: Shape,
     /// Routes tried for it before.
     pub looks: u32,
-    /// Sessions that the nodes of the pipeline announced.
-    pub announced: BTreeMap<NodeId, u32>,
+    /// Sessions that the nodes of the pipeline announced, or have of this node at least.
+    pub believed: BTreeMap<NodeId, u32>,
     /// Who gets the state of its layers from whom.
     pub sources: Vec<PlannedSource>,
 }

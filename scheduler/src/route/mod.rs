@@ -93,11 +93,17 @@ impl Router {
         } else {
             None
         };
-        let pipeline = to_pipeline(snapshot, &picked.unwrap_or(best))?;
-        let legs = cost::explain_priced(snapshot, request, &table.price, &pipeline)?;
-        let cost = cost::total(&legs);
-        in_time(request, &cost)?;
-        Ok(Route { pipeline, legs, cost, optimum_ms, exact })
+        let told = |visits: &[Visit]| {
+            let pipeline = to_pipeline(snapshot, visits)?;
+            let legs = cost::explain_priced(snapshot, request, &table.price, &pipeline)?;
+            let cost = cost::total(&legs);
+            in_time(request, &cost)?;
+            Ok(Route { pipeline, legs, cost, optimum_ms, exact })
+        };
+        match picked.map(|picked| told(&picked)) {
+            Some(Ok(route)) => Ok(route),
+            _ => told(&best),
+        }
     }
 }
 
@@ -199,7 +205,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Which wins: local unless going abroad is faster.
+    /// Which wins: local unless going abroad costs less, what others are delayed included.
     pub fn local_wins(&self) -> bool {
         match (&self.local, &self.asked) {
             (Ok(local), Ok(asked)) => local.cost.total_ms() <= asked.cost.total_ms(),

@@ -8,8 +8,8 @@
 //!
 //! Two are drawn, and the one that is believed less full is taken: of a stale view the better of two is safe where the best
 //! of all is a stampede (Mitzenmacher, *The power of two choices in randomized load balancing*, 2001, and *How useful is old
-//! information?*, 2000). It decides where cost does not: as long as there are free lanes everywhere, one more session costs
-//! nothing, and two equal replicas would be filled by the toss of a coin. Drawing two with the chances of the weights takes
+//! information?*, 2000). It decides where cost does not: a session that makes little difference among hops and layers, and
+//! two equal replicas that would be filled by the toss of a coin. Drawing two with the chances of the weights takes
 //! one pass: every candidate gets the key `ln(u) / weight`, the two highest win (Efraimidis and Spirakis, *Weighted random
 //! sampling with a reservoir*, 2006).
 
@@ -34,7 +34,8 @@ pub(super) fn near_equal(
     let weight = |ms: f64| (optimum_ms / ms).min(1.0).powi(SHARPNESS);
     let stays = |state: usize, layer: usize| {
         let on = snapshot.next[state];
-        on == NONE || table.step(snapshot, state, layer) == on
+        // Where it may not run the next layer it has no choice.
+        on == NONE || !table.to_go[on as usize].is_finite() || table.step(snapshot, state, layer) == on
     };
     let mut drawn = Drawn::default();
     for state in snapshot.states(0).filter(|&state| table.to_go[state] <= limit) {
@@ -102,7 +103,7 @@ impl Drawn {
         }
         if above(self.first) {
             self.second = self.first.replace(drawn);
-        } else if above(self.second) {
+        } else {
             self.second = Some(drawn);
         }
     }

@@ -263,7 +263,7 @@ pub fn petals(believed: &Believed<'_>, requester: usize, deny: &[NodeId]) -> Opt
         let mut row = Vec::new();
         for &(i, end) in hosts.get(&layer)? {
             let machine = &world.machines[i];
-            let run = VISIT_MS + machine.layer_ms * machine.claims * machine.slow * f64::from(end - layer);
+            let run = VISIT_MS + machine.layer_ms * machine.claimed * machine.slow * f64::from(end - layer);
             let (rest, next) = if end == n {
                 (world.hop_ms(i, requester), usize::MAX)
             } else {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use scheduler::lease::{LOOKS, Leases, Load, Verdict, is_further};
+use scheduler::recover::SILENCE_MS;
 use scheduler::rng::Rng;
 use scheduler::route::{self, Router};
 use scheduler::snapshot::{Host, Links};
@@ -13,7 +14,7 @@ use scheduler::{
 };
 
 use super::hold::Placed;
-use super::{ANNOUNCE_MS, Live, SHARE_FROM, SNAPSHOT_MS};
+use super::{ANNOUNCE_MS, Live, SHARE_FROM, SNAPSHOT_MS, is_cut};
 use crate::policy::{self, Believed, Policy};
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
@@ -98,7 +99,11 @@ impl Question<'_> {
                 (line.up_bytes_per_ms, line.down_bytes_per_ms);
             host
         });
-        let base_ms = REGIONS_MS.iter().flatten().copied().collect();
+        let mut base_ms: Vec<f64> = REGIONS_MS.iter().flatten().copied().collect();
+        if is_cut(self.scenario, self.now) {
+            let n = REGIONS_MS.len();
+            (1..n).flat_map(|region| [region, region * n]).for_each(|pair| base_ms[pair] = f64::INFINITY);
+        }
         let links = Links::Regions { base_ms, regions: REGIONS_MS.len(), measured: Vec::new() };
         Snapshot::new(ModelId::default(), world.layers, None, hosts.collect(), &links).ok()
     }
@@ -222,8 +227,14 @@ impl Chooser {
         let mut round_trip_ms = 0f64;
         let mut answers = Vec::new();
         let mut further = false;
+        let cut = is_cut(question.scenario, question.now);
         for segment in pipeline.segments() {
             let at = index(segment.node);
+            if cut && world.are_apart(home, at) {
+                self.part(home, at, shared(question), question.now);
+                (further, round_trip_ms) = (true, SILENCE_MS as f64);
+                continue;
+            }
             let (sessions, lanes) = (world.machines[at].work.sessions, world.machines[at].knee());
             answers.push(Load { node: segment.node, sessions, lanes });
             let way_ms = 2.0 * world.hop_ms(home, at);
@@ -239,11 +250,13 @@ impl Chooser {
         if further {
             self.snapshots.remove(&shared(question));
             self.refresh(question);
+            if looks + 1 < LOOKS {
+                return Verdict::Again;
+            }
         }
         let view = &self.view;
         let leases = self.leases.entry(home).or_default();
-        let verdict = leases.heard(question.millis(), looks, &answers, |node| announced(view, node));
-        if further && looks + 1 < LOOKS { Verdict::Again } else { verdict }
+        leases.heard(question.millis(), looks, &answers, |node| announced(view, node))
     }
 
     fn look(&mut self, question: &Question<'_>, ask: &Request) -> Option<route::Route> {
@@ -255,6 +268,12 @@ impl Chooser {
         };
         // Where no route leads past strangers they may serve.
         route(&careful).or_else(|| (careful != *ask).then(|| route(ask)).flatten())
+    }
+
+    /// Two machines turned out not to reach each other; who asks for `home` routes knowing it.
+    pub fn part(&mut self, one: usize, other: usize, home: usize, now: f64) {
+        self.view.unreachable(id(one), id(other), Millis(now as u64));
+        self.snapshots.remove(&home);
     }
 
     fn refresh(&mut self, question: &Question<'_>) {

@@ -134,7 +134,7 @@ impl Run<'_> {
         let hit: Vec<Event> = under_way
             .filter_map(|(request, live)| {
                 let stage = live.segments.iter().position(relies)?;
-                Some(Event::Lost { request, attempt: live.attempt, stage })
+                Some(Event::Lost { request, attempt: live.attempt, stage, cut: false })
             })
             .collect();
         hit.into_iter().for_each(|lost| self.at(self.now, lost));

@@ -7,7 +7,7 @@ use scheduler::recover::{Failure, Options, Recovery, SILENCE_MS};
 use scheduler::{LayerRange, Millis, ModelId, Segment};
 
 use super::choose::{Choice, Question};
-use super::{Event, REGRET_EVERY, Run, Visit};
+use super::{Event, Line, REGRET_EVERY, Run, Visit};
 use crate::policy::Policy;
 use crate::world::{VISIT_MS, id, index};
 
@@ -32,6 +32,7 @@ impl Run<'_> {
         let Some(Choice { pipeline, covers, asked_ms }) =
             self.chooser.choose(&question, &mut self.placed, &mut self.chance)
         else {
+            self.live[request].segments.clear();
             return self.end(request, false);
         };
         let (not_held, abroad) = question.breaks(&pipeline);
@@ -100,34 +101,48 @@ impl Run<'_> {
         let now = self.now;
         let live = &mut self.live[request];
         live.attempt += 1;
-        live.lines = vec![(now, now); live.segments.len() + 1];
+        let line = |stage: usize| Line {
+            free: now,
+            last: now,
+            sent: if stage < live.segments.len() { live.has(stage) } else { 0 },
+        };
+        live.lines = (0..=live.segments.len()).map(line).collect();
         let (requester, known, attempt) = (live.requester, live.known, live.attempt);
         let chunk = self.world.engine.chunk(known);
         let mut from = live.has(0);
         while from < known {
             let to = known.min(from + chunk);
-            self.travel(requester, 0, Visit { request, attempt, stage: 0, to, since: now });
+            self.travel(requester, Visit { request, attempt, stage: 0, to, since: now });
             from = to;
         }
     }
 
-    /// From a machine to the stage of a visit with the activations of `tokens` tokens; to and from the requester go token ids only.
-    fn travel(&mut self, from: usize, tokens: u32, visit: Visit) {
+    /// From a machine to the stage of a visit with the activations that were not sent yet; to and from the requester go token ids only.
+    fn travel(&mut self, from: usize, visit: Visit) {
         let live = &self.live[visit.request];
-        let to = live.segments.get(visit.stage).map_or(live.requester, |segment| index(segment.node));
+        let (to, stages) = (visit.stage, live.segments.len());
+        let to = live.segments.get(to).map_or(live.requester, |segment| index(segment.node));
+        if self.is_cut(from, to) {
+            let Visit { request, attempt, stage, .. } = visit;
+            // Behind the last stage it is that one of which nothing comes.
+            let stage = stage.min(stages - 1);
+            self.chooser.part(from, to, self.live[request].requester, self.now);
+            return self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt, stage, cut: true });
+        }
         if let Some(mut near) = self.world.near.take() {
             near.meet(&self.world, from, to);
             self.world.near = Some(near);
         }
         let hop = self.world.hop_ms(from, to) * (1.0 + self.scenario.hardware.jitter * self.chance.unit());
-        let carried_ms = self.world.transfer_ms(from, to, tokens);
         let live = &mut self.live[visit.request];
         let asked_ms = std::mem::take(&mut live.delay_ms);
-        let (free, last) = &mut live.lines[visit.stage];
+        let line = &mut live.lines[visit.stage];
+        let carried = if (1..stages).contains(&visit.stage) { visit.to.saturating_sub(line.sent) } else { 0 };
+        line.sent = line.sent.max(visit.to);
         // What is sent while the line is taken waits, and what travels faster does not overtake.
-        *free = free.max(self.now + asked_ms) + carried_ms;
-        *last = last.max(*free + hop);
-        let when = *last;
+        line.free = line.free.max(self.now + asked_ms) + self.world.transfer_ms(from, to, carried);
+        line.last = line.last.max(line.free + hop);
+        let when = line.last;
         self.at(when, Event::Reach { visit });
     }
 
@@ -142,9 +157,9 @@ impl Run<'_> {
         }
         let at = index(live.segments[stage].node);
         if !self.world.machines[at].up {
-            return self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt, stage });
+            return self
+                .at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt, stage, cut: false });
         }
-        self.world.machines[at].load += 1;
         self.servers[at].queue.push_back(Visit { since: self.now, ..visit });
         self.serve(at);
     }
@@ -201,9 +216,9 @@ impl Run<'_> {
     /// The next visit that waits, all of it.
     fn alone(&mut self, at: usize) -> Vec<(Visit, u32)> {
         while let Some(visit) = self.servers[at].queue.pop_front() {
-            match self.rows(&visit) {
-                0 => self.world.machines[at].load -= 1,
-                rows => return vec![(visit, rows)],
+            let rows = self.rows(&visit);
+            if rows > 0 {
+                return vec![(visit, rows)];
             }
         }
         Vec::new()
@@ -220,8 +235,9 @@ impl Run<'_> {
             let another =
                 parts.iter().any(|(part, _)| (part.request, part.stage) == (visit.request, visit.stage));
             if rows == 0 {
-                self.world.machines[at].load -= 1;
-            } else if another || rows > room {
+                continue;
+            }
+            if another || rows > room {
                 waits.push_back(visit);
             } else {
                 room -= rows;
@@ -237,34 +253,33 @@ impl Run<'_> {
             return;
         }
         let parts = self.servers[at].passes.remove(&pass).unwrap_or_default();
-        for (visit, rows) in parts.into_iter().rev() {
+        let mut rest = Vec::new();
+        for (visit, rows) in parts {
             let live = &mut self.live[visit.request];
             if live.attempt != visit.attempt || live.over {
-                self.world.machines[at].load -= 1;
                 continue;
             }
             let has = live.has(visit.stage) + rows;
             live.have[visit.stage] = has;
             if has < visit.to {
-                // The rest of it goes before what came later.
-                self.servers[at].queue.push_front(Visit { since: self.now, ..visit });
-            } else {
-                self.world.machines[at].load -= 1;
+                rest.push(Visit { since: self.now, ..visit });
             }
             let stage = visit.stage + 1;
             let last = stage == live.segments.len();
             if !last || has == live.known {
-                let tokens = if last { 0 } else { has - live.has(stage).min(has - 1) };
-                self.travel(at, tokens, Visit { stage, to: has, ..visit });
+                self.travel(at, Visit { stage, to: has, ..visit });
             }
         }
+        // The rest of a visit goes before what came later.
+        rest.into_iter().rev().for_each(|visit| self.servers[at].queue.push_front(visit));
         self.serve(at);
     }
 
     fn token(&mut self, request: usize) {
         let now = self.now;
         let live = &mut self.live[request];
-        let ordered = live.have.iter().all(|have| *have == live.known);
+        // A stage whose machine crashed behind its output has nothing left.
+        let ordered = live.have.iter().all(|have| *have == live.known || *have == 0);
         self.outcome.violations.order += u64::from(!ordered);
         live.known += 1;
         live.budget.step_done();
@@ -284,20 +299,24 @@ impl Run<'_> {
         self.restart(request);
     }
 
-    pub(super) fn lost(&mut self, request: usize, attempt: u32, stage: usize) {
+    pub(super) fn lost(&mut self, (request, attempt, stage): (usize, u32, usize), cut: bool) {
         let live = &mut self.live[request];
         if live.attempt != attempt || live.over {
             return;
         }
         live.crashed = true;
         let node = live.segments[stage].node;
-        live.failed.push(node);
-        self.chooser.view.snub(Millis(self.now as u64), node);
+        // Two machines that are apart are noted as such: neither is worse for others.
+        if !cut {
+            live.failed.push(node);
+            self.chooser.view.snub(Millis(self.now as u64), node);
+        }
         // Covers were chosen segment by segment; after a tiled one the indices have moved, so they are used once.
         let covers = std::mem::take(&mut live.covers);
         let cover = covers.into_iter().find(|cover| cover.index == stage).map(|cover| cover.segments);
         let options = Options { shadow: None, cover: cover.unwrap_or_default() };
-        match live.budget.next(Failure::Closed, &options, true) {
+        let failure = if cut { Failure::Misrouted } else { Failure::Closed };
+        match live.budget.next(failure, &options, true) {
             Recovery::Switch(segments) => {
                 self.release(request);
                 let live = &mut self.live[request];

@@ -93,13 +93,13 @@ impl Net {
         relays.map(|&relay| hop(from, relay) + hop(relay, to)).min_by(f64::total_cmp)
     }
 
-    /// What 99 of 100 round trips between any two machines take at most, ms: where more than one message in a hundred is
+    /// What 99 of 100 round trips between any two machines take at most, ms: where more than one message in two hundred is
     /// lost, one that was sent again is among them.
     pub fn rtt_p99_ms(&self) -> f64 {
         let n = self.region.len();
         let pairs = (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
         let worst = pairs.filter_map(|(a, b)| self.way_ms(a, b, |_| true)).fold(0.0, f64::max);
-        let again = if self.reliable && self.loss > 0.01 { self.probe_ms(worst) as f64 } else { 0.0 };
+        let again = if self.reliable && self.loss > 0.005 { self.probe_ms(worst) as f64 } else { 0.0 };
         2.0 * (worst + self.jitter_ms as f64) + again
     }
 

@@ -7,7 +7,7 @@
 //! and where one is much further the next look knows it.
 //!
 //! Limits: one route and one beside it, of at most as many nodes as a pipeline has; a dial ends by itself
-//! (`p2p::Network::connect`).
+//! (`p2p::Network::connect`), and an answer is waited for 1 s.
 
 use std::time::Duration;
 
@@ -73,9 +73,11 @@ async fn further(network: &Network, contacts: &[(Contact, f64)]) -> Vec<(NodeId,
         let network = network.clone();
         pings.spawn(async move {
             let asked = Instant::now();
-            let _ = timeout(HEAD_START, network.ping(&contact, None, HEAD_START)).await;
+            let answered = timeout(HEAD_START, network.ping(&contact, None, HEAD_START)).await;
             let rtt_ms = asked.elapsed().as_secs_f64() * 1e3;
-            is_further(believed_ms, rtt_ms).then_some((contact.node, rtt_ms))
+            // Who has not answered yet is so far at least; who is gone again says nothing of it, and the lease will tell.
+            let is_far = !matches!(answered, Ok(None)) && is_further(believed_ms, rtt_ms);
+            is_far.then_some((contact.node, rtt_ms))
         });
     }
     pings.join_all().await.into_iter().flatten().collect()

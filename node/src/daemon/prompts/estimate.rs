@@ -33,6 +33,8 @@ pub struct Part {
     pub ms: f64,
     /// The share of it that is no visit: hops and waiting, ms. Negative when the copy before had the longer way.
     pub hops_ms: f64,
+    /// The share of it that is the work of others in the same passes, ms.
+    pub crowding_ms: f64,
 }
 
 /// What one decode step is expected to take.
@@ -109,7 +111,13 @@ impl Expected {
             let cost = &leg.cost;
             let hops = cost.hop_ms + cost.transfer_ms + cost.closing_ms + cost.queue_ms;
             let (segment, weight) = (leg.segment, weight(leg.segment.layers));
-            Part { segment, weight, ms: cost.loaded_ms() + detour, hops_ms: hops + detour }
+            Part {
+                segment,
+                weight,
+                ms: cost.loaded_ms() + detour,
+                hops_ms: hops + detour,
+                crowding_ms: cost.crowding_ms,
+            }
         });
         let parts = parts.collect();
         let of = |node: NodeId| legs.iter().filter(move |leg| leg.segment.node == node);
@@ -180,7 +188,9 @@ impl Expected {
             if at == last {
                 measured.home_ms = Some((ms - part.ms).max(0.0));
             } else {
-                let visit = (ms - part.hops_ms).max(0.0);
+                let seen = (ms - part.hops_ms).max(0.0);
+                // What others add is priced apart, but never believed to be more than half of what was seen.
+                let visit = (seen - part.crowding_ms).max(seen / 2.0);
                 measured.visits.push((part.segment.node, part.weight, visit));
             }
         }

@@ -381,7 +381,7 @@ impl PromptTask {
                 policy: routed.policy,
                 shape: routed.shape,
                 looks,
-                announced: routed.announced,
+                believed: routed.believed,
                 sources: routed.sources,
             },
             checking: Checking {

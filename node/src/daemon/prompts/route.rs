@@ -113,8 +113,8 @@ pub struct Routed {
     pub contacts: Vec<Contact>,
     /// Nodes of the pipeline without a connection, and those of the next best one: both are dialed side by side.
     pub dials: Option<Dials>,
-    /// Sessions that the nodes of the pipeline announced.
-    pub announced: BTreeMap<NodeId, u32>,
+    /// Sessions that the nodes of the pipeline announced, or have of this node at least.
+    pub believed: BTreeMap<NodeId, u32>,
     /// The network's share of the slowest ordinary step, ms.
     pub rtt_p99_ms: f64,
     /// What the requester insists on, for another route later.
@@ -275,9 +275,14 @@ impl Router<'_> {
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         let dials = self.dials(&snapshot, &request, &route.pipeline);
+        let running = self.running(question.session);
+        let believed = |node: NodeId| {
+            let own = running.get(&node).copied().unwrap_or(0);
+            self.view.announced_sessions(node, model).max(own)
+        };
         Ok(Routed {
             sources: self.sources(&snapshot, &request, &route.pipeline, &former),
-            announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
+            believed: nodes.map(|node| (node, believed(node))).collect(),
             came_true: self.models.get(model).unwrap_or(&self.models.first).came_true.clone(),
             expected: self.expected(model, &snapshot, &request, &route.pipeline, &former),
             steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
@@ -377,14 +382,21 @@ impl Router<'_> {
         hosts.into_iter().map(witness).collect()
     }
 
+    /// Prompts of this node but for `session`, by the nodes that serve them.
+    fn running(&self, session: SessionId) -> BTreeMap<NodeId, u32> {
+        let mut running = BTreeMap::new();
+        let others = self.in_flight.iter().filter(|(other, _)| **other != session);
+        others.flat_map(|(_, prompt)| &prompt.nodes).for_each(|node| *running.entry(*node).or_insert(0) += 1);
+        running
+    }
+
     /// The question to the router, with the load that no announcement shows yet.
     fn request(&self, model: ModelId, session: SessionId, shape: Shape, policy: RoutePolicy) -> Request {
-        let mut in_flight = BTreeMap::new();
-        let others = self.in_flight.iter().filter(|(other, _)| **other != session);
-        others
-            .flat_map(|(_, prompt)| &prompt.nodes)
-            .for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
-        let in_flight = in_flight.into_iter().collect();
+        // What a node announces counts this node's prompts, too, as soon as it says so.
+        let unsaid = |(node, own): (NodeId, u32)| {
+            (node, own.saturating_sub(self.view.announced_sessions(node, model)))
+        };
+        let in_flight = self.running(session).into_iter().map(unsaid).filter(|entry| entry.1 > 0).collect();
         let mut request = Request { requester: Some(self.me), shape, policy, in_flight, seed: seed(session) };
         self.view.feedback.amend(&mut request, |node| self.view.announced_sessions(node, model));
         request.policy.deny.remove(&self.me);

@@ -35,7 +35,7 @@ impl Figures {
         let moved = |now: f64, said: f64, least: f64| (now - said).abs() > least.max(0.5 * said);
         moved(self.queue_ms, said.queue_ms, SMALL_MS)
             || moved(self.visit_ms, said.visit_ms, SMALL_MS)
-            || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(2) / 2))
+            || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(8) / 8))
             || moved(self.kv_bytes as f64, said.kv_bytes as f64, said.kv_bytes as f64 / 8.0)
             || moved(f64::from(self.knee), f64::from(said.knee), 1.0)
             || self.full != said.full

@@ -372,7 +372,7 @@ impl Serving {
     /// Rows of `held` that take as long as one step, as prices of load take it.
     pub(super) fn knee(held: &Held) -> u32 {
         let times = &held.ready.times;
-        (times.decode_ms / times.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES) as u32
+        ((times.decode_ms / times.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES) as u32).max(1)
     }
 
     /// How busy this node is now.
