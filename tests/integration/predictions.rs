@@ -76,6 +76,8 @@ fn answer(asks: &Node, prompt: &str, tokens: usize) -> Option<[Came; 2]> {
         ])
         .arg(&asks.home)
         .arg(prompt)
+        // The node's model, not the one that the variable would have `run` ask for.
+        .env_remove("SHOAL_MODEL")
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
