@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::capability::{Claim, Holding};
 use crate::coordinate::{AXES, Coordinate};
+use crate::cost::step_price_ms;
 use crate::decide::Engine;
 use crate::latency::median;
 use crate::route::{NoRoute, Router};
@@ -84,16 +85,13 @@ pub fn summary(members: &Snapshot, name: NodeId, sequence: u64) -> Option<Capabi
         if let Some((range, (segments, ms))) = chain {
             loaded.push(range);
             other_ms += ms;
-            // The summary says its load apart.
-            let crowd = |host: &crate::snapshot::Host| {
-                2.0 * host.decode_ms * f64::from(host.active) / f64::from(host.batch_knee.max(1))
-            };
             for segment in &segments {
                 let Some(host) = members.host(segment.node) else { continue };
                 let len = f64::from(segment.layers.len());
                 decode_ms += host.decode_ms * len;
                 prefill_ms += host.prefill_ms * len;
-                other_ms -= (host.decode_ms + crowd(host)) * len;
+                // Compute and load are said apart.
+                other_ms -= step_price_ms(host) * len;
                 (active, lanes) = (active.saturating_add(host.active), lanes.saturating_add(host.batch_knee));
                 stages += 1;
             }

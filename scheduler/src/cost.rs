@@ -417,6 +417,11 @@ fn enter(host: &Host, shape: Shape) -> f64 {
     f64::from(shape.passes().max(1)) * (host.visit_ms + host.queue_ms)
 }
 
+/// The price of one step on a host beside the sessions that it announces, ms per unit of layer weight.
+pub(crate) fn step_price_ms(host: &Host) -> f64 {
+    Compute::of(host, Shape::ONE_TOKEN, 0).price_ms()
+}
+
 /// What a request computes on a host, ms per unit of layer weight; see the module's page on load.
 #[derive(Clone, Copy)]
 struct Compute {

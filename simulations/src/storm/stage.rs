@@ -12,6 +12,8 @@ use scheduler::rng::mix;
 use scheduler::session::{Attempts, Rows, Taken};
 use scheduler::{LayerRange, LayerSet, Millis, NodeId, SessionId, Shape};
 
+/// Rows that take as long as one step.
+pub const KNEE: u32 = 14;
 /// A lease that is not used ends after this on the machine's own clock.
 pub const KEEP_MS: u64 = 15_000;
 /// An ask that waited this long is of no use: the requester has given up on it.
@@ -200,7 +202,7 @@ impl Stage {
 
     /// What it says of its load.
     pub fn load(&mut self, node: NodeId) -> Load {
-        Load { node, sessions: self.door.running() as u32, lanes: 14 }
+        Load { node, sessions: self.door.running() as u32, lanes: KNEE }
     }
 
     /// Takes in a frame.

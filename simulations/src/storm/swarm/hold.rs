@@ -10,7 +10,7 @@ use scheduler::view::Merged;
 use scheduler::{Capability, LayerRange, LayerSet, ModelId, NodeId, OperatorId};
 
 use super::{Body, Happening, Machine, Options, Swarm, TICK_MS, id};
-use crate::storm::stage::Lease;
+use crate::storm::stage::{KNEE, Lease};
 
 /// Others that a machine measures before it announces itself.
 const MEASURED: usize = 6;
@@ -43,12 +43,12 @@ impl Swarm {
                 loaded: loaded.union(&pretended).ranges().to_vec(),
                 on_disk: Vec::new(),
                 decode_ms,
-                prefill_ms: decode_ms / 14.0,
+                prefill_ms: decode_ms / f64::from(KNEE),
                 visit_ms: 1.0,
                 queue_ms: 0.0,
                 load_ms: 0.0,
                 active: (machine.stage.running() as f64 * machine.claims) as u32,
-                batch_knee: 14,
+                batch_knee: KNEE,
                 kv_bytes: machine.stage.kv_room() - machine.stage.reserved(),
             }],
         };
