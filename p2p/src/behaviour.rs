@@ -6,7 +6,7 @@ use std::time::Duration;
 use libp2p::connection_limits::ConnectionLimits;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{autonat, connection_limits, dcutr, identify, mdns, ping, relay, upnp};
+use libp2p::{autonat, connection_limits, dcutr, identify, mdns, relay, upnp};
 
 use crate::config::{Config, Names};
 use crate::doors::Doors;
@@ -16,14 +16,10 @@ use crate::governor::Governor;
 use crate::introduction::Introduction;
 use crate::kademlia::Kademlia;
 use crate::link::behaviour as link;
+use crate::pulse;
 use crate::relay::Relay;
 use crate::watch::Watch;
 
-/// Two unanswered pings and a peer is gone: ten seconds, for what neither TCP nor QUIC reports (a frozen host).
-/// Sessions have their own, shorter deadlines.
-pub(crate) const PING_EVERY: Duration = Duration::from_secs(5);
-/// Longer than any link in use; a slower one cannot carry a token anyway.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a relayed circuit, each way: a long conversation at 5 KiB a token, not a model.
 const CIRCUIT_BYTES: u64 = 1 << 30;
 /// How long a relayed circuit lives; libp2p's own two minutes would end most conversations.
@@ -43,7 +39,7 @@ pub(crate) struct Behaviour {
     /// Who speaks, which swarm, which addresses.
     pub identify: Introduction,
     /// Round trips.
-    pub ping: ping::Behaviour,
+    pub pulse: pulse::Behaviour,
     /// Finds peers, and who holds a model.
     pub kad: Kademlia,
     /// Finds peers of the local network.
@@ -96,9 +92,7 @@ impl Behaviour {
                     .with_cache_size(0),
                 config.loopback_only,
             ),
-            ping: ping::Behaviour::new(
-                ping::Config::new().with_interval(PING_EVERY).with_timeout(PING_TIMEOUT),
-            ),
+            pulse: pulse::Behaviour::default(),
             kad: Kademlia::new(me, names, config.loopback_only),
             mdns: mdns.into(),
             relay_client,

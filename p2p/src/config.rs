@@ -14,7 +14,7 @@ use crate::plane::Plane;
 
 /// The version of everything said between nodes: control, announcements, frames, blobs. A peer of another version is
 /// turned away when it introduces itself.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Which swarm: a hash of its name. Names of protocols and topics carry it, so nodes of different swarms have nothing
 /// to say to each other even when they meet.

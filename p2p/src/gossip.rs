@@ -13,7 +13,8 @@
 //! A newcomer asks each of its first peers for what is known ([`Ledger::known`]), point to point, so no node has to
 //! repeat himself for it.
 //!
-//! An announcement is void `ttl_ms` after it was first *heard*, on the hearer's clock: no clock but one's own counts.
+//! An announcement is void `ttl_ms` after it was first *heard*, after its author said that it holds on
+//! ([`crate::wire::renewal`]) or was connected last, on the hearer's clock: no clock but one's own counts.
 //! Its number is remembered longer, so it cannot come back by replay.
 //!
 //! Identities are free, so room is given by proof and not by order of arrival. An author is *proven* once it was connected;
@@ -35,6 +36,7 @@ use crate::config::{Config, Names};
 use crate::error::{Error, Result};
 use crate::home::Said;
 use crate::wire::announce::{self, Announcement, MAX_ANNOUNCEMENT, MAX_TTL_MS};
+use crate::wire::renewal::Renewal;
 
 /// Nodes whose announcements are kept; at up to 16 KiB each the worst case is 64 MiB, the usual one 4 MiB.
 pub(crate) const MAX_NODES: usize = 4_096;
@@ -212,6 +214,9 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 struct Entry {
     sequence: u64,
+    /// The number of the announcement that is kept, which a renewal names.
+    of: u64,
+    ttl: Duration,
     heard: Instant,
     void: Instant,
     /// Empty once void.
@@ -241,6 +246,9 @@ impl Ledger {
         via: PeerId,
         connected: impl Fn(NodeId) -> bool,
     ) -> Verdict {
+        if Renewal::is_meant(bytes) {
+            return Renewal::open(bytes).map_or(Verdict::Invalid, |renewal| self.renew(renewal, now));
+        }
         let Ok(announcement) = announce::open(bytes) else { return Verdict::Invalid };
         let sequence = announcement.capability.claim().sequence;
         let ttl = Duration::from_millis(u64::from(announcement.ttl_ms.min(MAX_TTL_MS)));
@@ -250,7 +258,8 @@ impl Ledger {
             if sequence <= entry.sequence || !entry.budget.take(NODE_RATE, NODE_BURST, now) {
                 return Verdict::Stale;
             }
-            (entry.sequence, entry.heard, entry.void) = (sequence, now, now + ttl);
+            (entry.sequence, entry.of, entry.ttl) = (sequence, sequence, ttl);
+            (entry.heard, entry.void) = (now, now + ttl);
             (entry.bytes, entry.said) = (bytes.to_vec(), said);
             entry.proven |= connected(node);
             return Verdict::Fresh(Box::new(announcement));
@@ -262,8 +271,33 @@ impl Ledger {
         let mut budget = Budget::full(NODE_BURST, now);
         budget.take(NODE_RATE, NODE_BURST, now);
         let (void, bytes) = (now + ttl, bytes.to_vec());
-        self.entries.insert(node, Entry { sequence, heard: now, void, bytes, budget, via, proven, said });
+        let (of, heard) = (sequence, now);
+        self.entries.insert(node, Entry { sequence, of, ttl, heard, void, bytes, budget, via, proven, said });
         Verdict::Fresh(Box::new(announcement))
+    }
+
+    /// What a node announced holds on, if it is what is kept: as if it had been said again whole.
+    fn renew(&mut self, renewal: Renewal, now: Instant) -> Verdict {
+        let entry = self.entries.get_mut(&renewal.node).filter(|entry| entry.void > now);
+        // Of an announcement that was not heard nothing can be said: neighbors ask for it, others hear the next whole one.
+        let Some(entry) = entry.filter(|entry| entry.of == renewal.of && entry.sequence < renewal.sequence)
+        else {
+            return Verdict::Stale;
+        };
+        if !entry.budget.take(NODE_RATE, NODE_BURST, now) {
+            return Verdict::Stale;
+        }
+        let again = announce::open(&entry.bytes).ok().and_then(|said| said.numbered(renewal.sequence));
+        let Some(again) = again else { return Verdict::Stale };
+        (entry.sequence, entry.heard, entry.void) = (renewal.sequence, now, now + entry.ttl);
+        Verdict::Fresh(Box::new(again))
+    }
+
+    /// A node is connected, so it is there: what is kept of it holds on.
+    pub fn hold(&mut self, node: NodeId, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(&node).filter(|entry| entry.void > now) {
+            entry.void = entry.void.max(now + entry.ttl);
+        }
     }
 
     /// A node is connected: its announcements keep their room.
@@ -399,8 +433,9 @@ mod tests {
     fn fill(ledger: &mut Ledger, from: u64, count: u64, via: PeerId, now: Instant) {
         for n in from..from + count {
             let (void, budget) = (now + Duration::from_secs(90), Budget::full(NODE_BURST, now));
-            let (bytes, said) = (Vec::new(), Said::default());
-            let entry = Entry { sequence: 1, heard: now, void, bytes, budget, via, proven: false, said };
+            let (bytes, said, ttl) = (Vec::new(), Said::default(), Duration::from_secs(90));
+            let (sequence, of, heard, proven) = (1, 1, now, false);
+            let entry = Entry { sequence, of, ttl, heard, void, bytes, budget, via, proven, said };
             ledger.entries.insert(NodeId::numbered(n), entry);
         }
     }
@@ -457,6 +492,44 @@ mod tests {
         let much_later = later + MEMORY * 2;
         ledger.expire(much_later);
         assert!(ledger.entries.is_empty());
+    }
+
+    #[test]
+    fn a_renewal_holds_what_is_kept_and_nothing_else() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let mut author = [0; 32];
+        author[0] = 1;
+        let identity = Identity::from_seed(author);
+        let renewal = |sequence, of| Renewal::seal(&identity, sequence, of);
+        let mut ledger = Ledger::default();
+        assert!(!fresh(&mut ledger, &renewal(6, 5), start), "of a node that is not known");
+        assert!(fresh(&mut ledger, &sealed(1, 5, 10_000), start));
+        let Verdict::Fresh(again) = hear(&mut ledger, &renewal(6, 5), at(8)) else { panic!("it holds on") };
+        assert_eq!(
+            (again.node(), again.capability.claim().sequence, again.ttl_ms),
+            (identity.node(), 6, 10_000)
+        );
+        assert_eq!(ledger.known(at(15), |_| true), [sealed(1, 5, 10_000)], "a newcomer is given the whole");
+        assert!(!fresh(&mut ledger, &renewal(6, 5), at(15)), "a replay");
+        assert!(!fresh(&mut ledger, &renewal(8, 7), at(15)), "of an announcement that was not heard");
+        assert!(!fresh(&mut ledger, &sealed(1, 6, 10_000), at(15)), "its number is used");
+        assert!(ledger.knows(identity.node(), at(17)) && !ledger.knows(identity.node(), at(18)));
+        ledger.expire(at(18));
+        assert!(!fresh(&mut ledger, &renewal(9, 5), at(18)), "what is void was forgotten");
+        assert!(fresh(&mut ledger, &sealed(1, 10, 10_000), at(18)));
+        let mut lie = renewal(11, 10);
+        for at in 0..lie.len() {
+            lie[at] ^= 1;
+            let verdict = hear(&mut ledger, &lie, start + Duration::from_secs(19));
+            assert!(matches!(verdict, Verdict::Invalid), "byte {at}");
+            lie[at] ^= 1;
+        }
+        assert!(matches!(hear(&mut ledger, &renewal(10, 10), at(19)), Verdict::Invalid), "of itself");
+        ledger.hold(identity.node(), at(27));
+        assert!(ledger.knows(identity.node(), at(36)) && !ledger.knows(identity.node(), at(37)));
+        ledger.hold(identity.node(), at(37));
+        assert!(!ledger.knows(identity.node(), at(37)), "what is void stays void");
     }
 
     #[test]

@@ -89,6 +89,8 @@ mod own_port;
 #[cfg(feature = "net")]
 mod peers;
 #[cfg(feature = "net")]
+mod pulse;
+#[cfg(feature = "net")]
 mod relay;
 #[cfg(feature = "net")]
 mod transport;

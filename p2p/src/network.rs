@@ -218,8 +218,8 @@ impl Network {
         }
     }
 
-    /// Announces `announcement`, sealed by this node, to the swarm. At most one a second leaves; of several given
-    /// faster the last one does.
+    /// Announces `announcement`, sealed by this node, to the swarm, or says by a [`Renewal`](crate::wire::renewal::Renewal) that the
+    /// last one holds on. At most one a second leaves; of several given faster the last one does.
     ///
     /// # Errors
     /// [`Error::Announcement`] when others would refuse it.

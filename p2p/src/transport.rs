@@ -25,10 +25,11 @@ use crate::waiting_room::WaitingRoom;
 /// A handshake that takes longer is given up: ten round trips of a bad satellite link. One that comes in has less time, see
 /// [`crate::waiting_room`].
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Silence after which a QUIC peer is dead, ms. Shorter and a host that sleeps for a moment loses its sessions.
-const QUIC_IDLE_MS: u32 = 4_000;
-/// How often silence is broken, so that only death is silent.
-const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// Silence after which a QUIC peer is dead where nothing runs over the connection, ms; where something does, pings say so
+/// within seconds ([`crate::pulse`]).
+const QUIC_IDLE_MS: u32 = 30_000;
+/// How often silence is broken, so that only death is silent, and no router forgets the way: most keep it for 30 s.
+const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(12);
 
 /// Bytes of a QUIC stream, and of all streams of a connection, that wait to be read: 40 MB/s at a round trip of 100 ms, and
 /// what a peer that is not read makes this node hold.

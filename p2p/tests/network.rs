@@ -309,6 +309,24 @@ async fn a_node_restarted_unnoticed_is_met_again() {
     assert_carries(&hub, peer, &mut of_again).await;
 }
 
+/// QUIC says nothing when a process dies, and one that rests is missed after half a minute. Where a stream runs, its pings are not
+/// answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_dies_while_a_stream_runs_is_missed_at_once() {
+    let (me, mut of_me) = node(config(1, QUIC)).await;
+    let life = tokio::runtime::Runtime::new().unwrap();
+    let (peer, events) = life.spawn(node(config(2, QUIC))).await.unwrap();
+    let name = peer.me();
+    me.dial(&address(&peer).await).await.unwrap();
+    connected(&mut of_me, name).await;
+    let stream = me.open(name, Plane::Data).await.unwrap();
+    life.shutdown_background();
+    drop((peer, events));
+    let gone = tokio::time::timeout(Duration::from_secs(20), disconnected(&mut of_me, name));
+    gone.await.expect("before its silence says so");
+    drop(stream);
+}
+
 /// Killed and back elsewhere, and it does not call: a peer that must be sure that it is there finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_must_be_there_is_looked_for_beside_its_ghost() {

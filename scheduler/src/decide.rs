@@ -11,8 +11,8 @@
 //! its snapshot or anything that prices depend on has changed. A second prompt of the same size therefore only reads.
 //! A node decides through this engine; the simulator's policies ask [`Router`] directly.
 //!
-//! Limits: one snapshot is kept, that of the model asked about last, and one table of each kind. Strangers are drawn when a
-//! snapshot is built, and again after [`REDRAW`] questions.
+//! Limits: one snapshot and one table of each kind are kept for each of the [`MODELS`] models asked about last. Strangers are drawn
+//! when a snapshot is built, and again after [`REDRAW`] questions.
 
 use std::sync::Arc;
 
@@ -25,6 +25,9 @@ use crate::{ModelId, NodeId, Pipeline, Request, Snapshot, SwarmView};
 
 /// Questions after which other strangers are shown although nothing was announced.
 pub const REDRAW: u32 = 32;
+/// Models that are decided of without building everything each time: what a node serves, and what its owner asks for. Some 2 MB
+/// each in a swarm of a thousand nodes.
+pub const MODELS: usize = 4;
 
 /// What a snapshot is built of.
 #[derive(Clone, PartialEq, Debug)]
@@ -39,9 +42,16 @@ pub struct Wanted<'a> {
     pub me: NodeId,
 }
 
-/// Snapshot and tables, kept from one decision to the next.
+/// Snapshots and tables, kept from one decision to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Engine {
+    /// At most [`MODELS`], the one asked about last in front.
+    models: Vec<(ModelId, Tables)>,
+}
+
+/// What is kept of one model.
+#[derive(Clone, Debug, Default)]
+struct Tables {
     frozen: Option<Frozen>,
     asked: Kept,
     plain: Kept,
@@ -51,7 +61,6 @@ pub struct Engine {
 #[derive(Clone, Debug)]
 struct Frozen {
     epoch: u64,
-    model: ModelId,
     num_layers: u32,
     costs: Option<(LayerCosts, u32)>,
     me: NodeId,
@@ -63,9 +72,7 @@ struct Frozen {
 impl Frozen {
     fn is(&self, wanted: &Wanted<'_>) -> bool {
         let costs = self.costs.as_ref().map(|(costs, context)| (costs, *context));
-        (self.model, self.num_layers, self.me) == (wanted.model, wanted.num_layers, wanted.me)
-            && costs == wanted.costs
-            && self.left > 0
+        (self.num_layers, self.me) == (wanted.num_layers, wanted.me) && costs == wanted.costs && self.left > 0
     }
 }
 
@@ -96,6 +103,18 @@ impl Kept {
 }
 
 impl Engine {
+    /// What is kept of `model`, which is asked about now.
+    fn tables(&mut self, model: ModelId) -> &mut Tables {
+        match self.models.iter().position(|(known, _)| *known == model) {
+            Some(at) => self.models[..=at].rotate_right(1),
+            None => {
+                self.models.truncate(MODELS - 1);
+                self.models.insert(0, (model, Tables::default()));
+            }
+        }
+        &mut self.models[0].1
+    }
+
     /// What is believed of a model right now. `draw` chooses the strangers that it shows when it is built.
     ///
     /// # Errors
@@ -108,8 +127,8 @@ impl Engine {
     ) -> Result<Arc<Snapshot>, BadSnapshot> {
         let Wanted { model, num_layers, costs, me } = *wanted;
         let (epoch, basis) = (view.epoch(), view.basis(model, me));
-        let Self { frozen, asked, plain, .. } = self;
-        if let Some(frozen) = frozen.as_mut().filter(|frozen| frozen.is(wanted) && frozen.basis == basis)
+        let Tables { frozen: kept, asked, plain, .. } = self.tables(model);
+        if let Some(frozen) = kept.as_mut().filter(|frozen| frozen.is(wanted) && frozen.basis == basis)
             && let Some(patch) = view.thaw(&frozen.snapshot, frozen.epoch, me)
         {
             (frozen.epoch, frozen.left) = (epoch, frozen.left - 1);
@@ -123,8 +142,7 @@ impl Engine {
         let snapshot = Arc::new(view.snapshot_to_route(model, num_layers, costs, me, draw)?);
         let costs = costs.map(|(costs, context)| (costs.clone(), context));
         let known = Arc::clone(&snapshot);
-        self.frozen =
-            Some(Frozen { epoch, model, num_layers, costs, me, left: REDRAW, basis, snapshot: known });
+        *kept = Some(Frozen { epoch, num_layers, costs, me, left: REDRAW, basis, snapshot: known });
         Ok(snapshot)
     }
 
@@ -133,18 +151,19 @@ impl Engine {
     /// # Errors
     /// As [`route`](crate::route::route).
     pub fn route(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Result<Route, NoRoute> {
-        self.asked.route(snapshot, request)
+        self.tables(snapshot.model()).asked.route(snapshot, request)
     }
 
     /// Routes `request` as asked, without boomerang, and all at home; equals [`compare`](crate::route::compare).
     pub fn compare(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Comparison {
-        let asked = self.asked.route(snapshot, request);
+        let tables = self.tables(snapshot.model());
+        let asked = tables.asked.route(snapshot, request);
         let plain = match request.policy.boomerang {
             None => asked.clone(),
             Some(_) => {
                 let mut open = request.clone();
                 open.policy.boomerang = None;
-                self.plain.route(snapshot, &open)
+                tables.plain.route(snapshot, &open)
             }
         };
         Comparison { asked, plain, local: at_home(snapshot, request) }
@@ -152,11 +171,9 @@ impl Engine {
 
     /// Who takes over each segment of `primary`, a route of `request`; equals [`covers`](standby::covers).
     pub fn covers(&mut self, snapshot: &Arc<Snapshot>, request: &Request, primary: &Pipeline) -> Vec<Cover> {
-        match self.asked.prepare(snapshot, request) {
-            Ok(()) => {
-                let priced = &self.asked.router;
-                standby::covers_with(&mut self.covering, priced, snapshot, request, primary)
-            }
+        let Tables { asked, covering, .. } = self.tables(snapshot.model());
+        match asked.prepare(snapshot, request) {
+            Ok(()) => standby::covers_with(covering, &asked.router, snapshot, request, primary),
             Err(_) => standby::covers(snapshot, request, primary),
         }
     }
@@ -168,8 +185,9 @@ impl Engine {
         request: &Request,
         primary: &Pipeline,
     ) -> Vec<Option<NodeId>> {
-        match self.asked.prepare(snapshot, request) {
-            Ok(()) => standby::shadows_priced(snapshot, request, self.asked.router.price(), primary),
+        let asked = &mut self.tables(snapshot.model()).asked;
+        match asked.prepare(snapshot, request) {
+            Ok(()) => standby::shadows_priced(snapshot, request, asked.router.price(), primary),
             Err(_) => standby::shadows(snapshot, request, primary),
         }
     }
@@ -179,7 +197,7 @@ impl Engine {
 mod tests {
     use std::sync::Arc;
 
-    use super::{Engine, REDRAW, Wanted};
+    use super::{Engine, MODELS, REDRAW, Wanted};
     use crate::route::compare;
     use crate::snapshot::{Host, Links};
     use crate::standby;
@@ -290,5 +308,28 @@ mod tests {
             same = next;
         }
         assert_eq!(built, 1, "strangers are drawn again");
+    }
+
+    #[test]
+    fn models_do_not_drive_out_each_others_snapshots_unless_they_are_many() {
+        let mut view = SwarmView::new(Geography::around(50.0));
+        view.merge(claim(2, 1), Millis(0));
+        let mut engine = Engine::default();
+        let wanted =
+            |model| Wanted { model: ModelId::numbered(model), num_layers: 4, costs: None, me: node(1) };
+        let models = 7..7 + MODELS as u64;
+        let all = |engine: &mut Engine| -> Vec<Arc<Snapshot>> {
+            models.clone().map(|model| engine.snapshot(&view, &wanted(model), 1).unwrap()).collect()
+        };
+        let (first, second) = (all(&mut engine), all(&mut engine));
+        assert!(first.iter().zip(&second).all(|(a, b)| Arc::ptr_eq(a, b)));
+        let request = Request::new(node(1), Shape::ONE_TOKEN);
+        assert_eq!(engine.compare(&first[0], &request), compare(&first[0], &request));
+        // One more than are kept: the one asked about longest ago goes.
+        engine.snapshot(&view, &wanted(99), 1).unwrap();
+        for (at, kept) in [(0, true), (1, false)] {
+            let again = engine.snapshot(&view, &wanted(7 + at as u64), 1).unwrap();
+            assert_eq!(Arc::ptr_eq(&first[at], &again), kept, "{at}");
+        }
     }
 }

@@ -46,6 +46,7 @@ mod predictions;
 mod prefix;
 mod privacy;
 mod pull;
+mod quiet;
 mod records;
 mod recurrent;
 mod repo;

@@ -213,6 +213,8 @@ impl Daemon {
             }
             Event::Disconnected { node } => {
                 self.announcing.gossip.gone(node);
+                // If it is there still, it has forgotten this node: others pass on what is said now.
+                self.announcing.gossip.tell();
                 self.serving.gone(node);
                 if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));
@@ -220,7 +222,7 @@ impl Daemon {
             }
             Event::RoundTrip { node, ms } => {
                 let ms = self.announcing.gossip.measured(node, now, ms);
-                self.view.measured(node, ms);
+                self.view.measured(node, ms, now);
             }
             Event::Reachability { reachability } => {
                 self.announcing.reachability = reachability;

@@ -107,13 +107,15 @@ impl Viewing {
 
     /// Forgets the nodes that were not heard of for too long and returns those that were known.
     pub(super) fn expire(&mut self, now: Millis) -> Vec<NodeId> {
-        let expired = self.swarm.expire(now);
         let me = self.me;
+        self.swarm.alive(me, now);
+        let expired = self.swarm.expire(now);
         expired.into_iter().filter(|node| *node != me && self.facts.remove(node).is_some()).collect()
     }
 
-    /// The distance to a node was measured.
-    pub(super) fn measured(&mut self, node: NodeId, ms: f64) {
+    /// The distance to a node was measured: it is there.
+    pub(super) fn measured(&mut self, node: NodeId, ms: f64, now: Millis) {
+        self.swarm.alive(node, now);
         self.swarm.meet(node);
         self.swarm.measure(self.me, node, ms);
     }

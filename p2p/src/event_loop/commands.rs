@@ -23,6 +23,7 @@ use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
 use crate::wire::control::Contact;
+use crate::wire::renewal::Renewal;
 
 /// Attempts to reach one peer at once; a caller that names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
@@ -394,18 +395,40 @@ impl EventLoop {
     }
 
     fn publish(&mut self, bytes: Vec<u8>) -> Result<()> {
+        if Renewal::is_meant(&bytes) {
+            return self.renew(bytes);
+        }
         let opened = announce::open(&bytes).map_err(|e| Error::Announcement(e.to_string()))?;
         if opened.node() != self.local.node {
             return Err(Error::Announcement("it is another node's".into()));
         }
-        let sequence = opened.capability.claim().sequence;
-        if sequence <= self.news.own.sequence {
-            let why = format!("its sequence {sequence} is not above {}", self.news.own.sequence);
-            return Err(Error::Announcement(why));
-        }
-        self.news.own.said = Said::of(&opened.addresses);
-        (self.news.own.bytes, self.news.own.sequence, self.news.own.waiting) = (bytes, sequence, true);
+        let sequence = self.numbered(opened.capability.claim().sequence)?;
+        let own = &mut self.news.own;
+        (own.said, own.renewal) = (Said::of(&opened.addresses), None);
+        (own.bytes, own.of, own.sequence, own.waiting) = (bytes, sequence, sequence, true);
         self.announce(Instant::now());
         Ok(())
+    }
+
+    /// Says that this node's announcement holds on, unless it has not left yet.
+    fn renew(&mut self, bytes: Vec<u8>) -> Result<()> {
+        let renewal = Renewal::open(&bytes).map_err(|e| Error::Announcement(e.to_string()))?;
+        if renewal.node != self.local.node || renewal.of != self.news.own.of {
+            return Err(Error::Announcement("it renews another announcement than this node's last".into()));
+        }
+        let sequence = self.numbered(renewal.sequence)?;
+        let own = &mut self.news.own;
+        let unsaid = own.waiting && own.renewal.is_none();
+        (own.sequence, own.waiting) = (sequence, true);
+        own.renewal = (!unsaid).then_some(bytes);
+        self.announce(Instant::now());
+        Ok(())
+    }
+
+    /// A number above all that this node has used.
+    fn numbered(&self, sequence: u64) -> Result<u64> {
+        let last = self.news.own.sequence;
+        let why = || Error::Announcement(format!("its sequence {sequence} is not above {last}"));
+        if sequence > last { Ok(sequence) } else { Err(why()) }
     }
 }

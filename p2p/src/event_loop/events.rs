@@ -10,7 +10,7 @@ use libp2p::kad::{self, GetProvidersOk, QueryResult};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, identify, mdns, ping, relay, upnp};
+use libp2p::{Multiaddr, PeerId, identify, mdns, relay, upnp};
 use scheduler::NodeId;
 use scheduler::governor::Resource;
 use scheduler::reach::Origin;
@@ -32,8 +32,6 @@ use crate::wire::announce::Announcement;
 
 /// How long a peer that floods is not listened to.
 const DEAF_FOR: Duration = Duration::from_secs(60);
-/// Pings unanswered in a row after which a peer is gone.
-const MAX_MISSED: u32 = 2;
 /// Holders returned by one look-up.
 const MAX_HOLDERS: usize = 64;
 
@@ -117,6 +115,8 @@ impl EventLoop {
             node,
             since: now,
             rtt_ms: None,
+            timed: None,
+            heard: None,
             agent: String::new(),
             introduced: HashSet::new(),
             life: None,
@@ -224,7 +224,7 @@ impl EventLoop {
             BehaviourEvent::Identify(identify::Event::Received { peer_id, info, connection_id }) => {
                 self.on_identified(peer_id, connection_id, info);
             }
-            BehaviourEvent::Ping(event) => self.on_ping(event),
+            BehaviourEvent::Pulse(event) => self.on_pulse(event),
             BehaviourEvent::Kad(event) => self.on_kad(event),
             BehaviourEvent::Mdns(mdns::Event::Discovered(found)) => {
                 let now = Instant::now();
@@ -477,38 +477,6 @@ impl EventLoop {
         }
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
-    }
-
-    fn on_ping(&mut self, event: ping::Event) {
-        let Some(met) = self.met.get_mut(&event.peer) else { return };
-        match event.result {
-            Ok(elapsed) => {
-                let ms = elapsed.as_secs_f64() * 1e3;
-                met.rtt_ms = Some(ms);
-                met.missed.remove(&event.connection);
-                if self.swarm.behaviour_mut().link.trust(&event.peer, event.connection) {
-                    self.book.doubted_in_vain(&event.peer);
-                }
-                if met.told.is_some() {
-                    self.outbox.may(Event::RoundTrip { node: met.node, ms });
-                }
-            }
-            Err(ping::Failure::Unsupported) => {}
-            Err(error) => {
-                let missed = met.missed.entry(event.connection).or_default();
-                *missed += 1;
-                let missed = *missed;
-                self.swarm.behaviour_mut().link.doubt(&event.peer, event.connection);
-                if missed < MAX_MISSED && self.swarm.behaviour().link.is_doubted(&event.peer) {
-                    self.dial_beside(event.peer, Vec::new(), None);
-                }
-                let Some(met) = self.met.get(&event.peer) else { return };
-                if missed >= MAX_MISSED {
-                    tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
-                    self.swarm.close_connection(event.connection);
-                }
-            }
-        }
     }
 
     fn on_kad(&mut self, event: kad::Event) {

@@ -7,6 +7,7 @@
 mod commands;
 mod events;
 mod outbox;
+mod pulse;
 mod standing;
 mod upkeep;
 
@@ -75,6 +76,10 @@ struct Met {
     node: NodeId,
     since: Instant,
     rtt_ms: Option<f64>,
+    /// When the node was told of a round trip last.
+    timed: Option<Instant>,
+    /// The bytes that its streams have brought, and when the last of them came, while something runs over its connections.
+    heard: Option<(u64, Instant)>,
     agent: String,
     /// Connections on which it has said who it is.
     introduced: HashSet<ConnectionId>,
@@ -122,6 +127,10 @@ struct Reservation {
 /// This node's own announcement.
 struct Own {
     bytes: Vec<u8>,
+    /// What the mesh is told instead of `bytes`, which it knows: that they hold on.
+    renewal: Option<Vec<u8>>,
+    /// The number of `bytes`.
+    of: u64,
     /// What its addresses say of where this node is.
     said: Said,
     sequence: u64,
@@ -183,6 +192,8 @@ impl News {
             ledger: Ledger::default(),
             own: Own {
                 bytes: Vec::new(),
+                renewal: None,
+                of: 0,
                 said: Said::default(),
                 sequence: 0,
                 waiting: false,

@@ -67,6 +67,7 @@ impl EventLoop {
         for (peer, addresses) in self.book.due(now) {
             self.dial_peer(peer, addresses);
         }
+        self.pace(now);
         self.settle_for_doubted(now);
         self.next_catch_up();
         self.reserve_due(now);
@@ -92,8 +93,9 @@ impl EventLoop {
         if !self.news.own.waiting || !self.news.own.budget.take(OWN_RATE, OWN_BURST, now) {
             return;
         }
-        match self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), self.news.own.bytes.clone())
-        {
+        let own = &self.news.own;
+        let bytes = own.renewal.as_ref().unwrap_or(&own.bytes).clone();
+        match self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), bytes) {
             Ok(_) | Err(PublishError::Duplicate) => self.news.own.waiting = false,
             // Newcomers ask for it; until then no peer would receive it.
             Err(PublishError::NoPeersSubscribedToTopic) => {}
@@ -417,6 +419,8 @@ impl EventLoop {
     }
 
     fn sweep(&mut self, now: Instant) {
+        let connected = self.met.values().filter(|met| met.told.is_some());
+        connected.for_each(|met| self.news.ledger.hold(met.node, now));
         self.news.ledger.expire(now);
         // The mesh may have passed by what a neighbor said of itself: it is asked until it is heard.
         let unheard = |(peer, met): (&PeerId, &Met)| {

@@ -44,7 +44,10 @@ use crate::governor::Governor;
 use crate::identity;
 use crate::path::{self, Path};
 use crate::plane::{Lane, Plane};
+use crate::pulse::Pace;
 
+/// How long a connection is pinged often to learn how far its peer is.
+const NEW: Duration = Duration::from_secs(30);
 /// Opens waiting on one connection; more are refused at once. A connection negotiates them side by side, so this many
 /// waiting means that it is stuck.
 const MAX_OPENING: usize = 32;
@@ -101,7 +104,9 @@ struct Connection {
     remote: Option<IpAddr>,
     /// What was asked over it was not answered, and no ping since.
     doubted: bool,
-    /// When it was made, until the peer has introduced itself on it: another process of it may be found there.
+    /// When it was made.
+    made: Instant,
+    /// The same, until the peer has introduced itself on it: another process of it may be found there.
     fresh: Option<Instant>,
     /// The number of the last stream that the peer opened on it, counted over all its connections.
     opened: u64,
@@ -246,6 +251,31 @@ impl Behaviour {
         connections.iter().all(|connection| connection.live.load(Ordering::Relaxed) == 0)
     }
 
+    /// Whether this connection is QUIC.
+    pub fn is_quic(&self, peer: &PeerId, connection: ConnectionId) -> bool {
+        let remote = self.remotes.get(peer);
+        remote.is_some_and(|remote| remote.connections.iter().any(|c| c.id == connection && c.quic))
+    }
+
+    /// How often each connection is to be pinged, and whether its peer is in use. A peer over one of whose connections something
+    /// runs, or one of which is doubted, is watched on all of them.
+    pub fn paces(&self, now: Instant) -> impl Iterator<Item = (PeerId, ConnectionId, Pace)> {
+        self.remotes.iter().flat_map(move |(peer, remote)| {
+            let used = |c: &Connection| c.doubted || c.live.load(Ordering::Relaxed) > 0;
+            let in_use = remote.connections.iter().any(used);
+            let best = remote.best().map(|best| best.id);
+            remote.connections.iter().map(move |connection| {
+                let pace = match () {
+                    () if in_use => Pace::InUse,
+                    () if best != Some(connection.id) => Pace::Spare,
+                    () if now.saturating_duration_since(connection.made) < NEW => Pace::New,
+                    () => Pace::Resting,
+                };
+                (*peer, connection.id, pace)
+            })
+        })
+    }
+
     /// Whether this node opened a connection to `peer`.
     pub fn is_dialed(&self, peer: &PeerId) -> bool {
         self.remotes.get(peer).is_some_and(|remote| remote.connections.iter().any(|c| c.dialed))
@@ -295,7 +325,7 @@ impl Behaviour {
         });
         let quic = endpoint.get_remote_address().iter().any(|part| part == Protocol::QuicV1);
         let path = path::classify(endpoint);
-        let dialed = endpoint.is_dialer();
+        let (dialed, now) = (endpoint.is_dialer(), Instant::now());
         remote.connections.push(Connection {
             id,
             path,
@@ -303,7 +333,8 @@ impl Behaviour {
             dialed,
             remote: remote_of(endpoint.get_remote_address()).filter(|_| path != Path::Relayed),
             doubted: false,
-            fresh: Some(Instant::now()),
+            made: now,
+            fresh: Some(now),
             opened: 0,
             live: Arc::default(),
         });

@@ -170,6 +170,12 @@ impl Announcement {
         self.capability.node()
     }
 
+    /// The same said again, as number `sequence`.
+    pub(crate) fn numbered(self, sequence: u64) -> Option<Self> {
+        let claim = Claim { sequence, ..self.capability.claim().clone() };
+        Some(Self { capability: Capability::try_from(claim).ok()?, ..self })
+    }
+
     /// What it says of `model`.
     pub fn offer(&self, model: ModelId) -> Option<&Offer> {
         self.offers.iter().find(|offer| offer.model == model)

@@ -8,6 +8,7 @@
 //! | rows that experts elsewhere compute, their outputs | [`experts`] | experts, one stream per leader and holder | no |
 //! | a state, from the node that computed it | [`pages`] | pages, one stream per state | by the requester and the holder |
 //! | what a node offers | [`announce`] | gossip | by the node |
+//! | that it still does | [`renewal`] | gossip | by the node |
 //! | what a stage computed, receipts, proofs | [`receipt`] | data, control | by the stage, the requester or both |
 //!
 //! Decoding is where bytes of strangers enter. Every `decode` here
@@ -30,6 +31,7 @@ pub mod frame;
 pub mod pages;
 pub mod prefix;
 pub mod receipt;
+pub mod renewal;
 
 pub use crate::malformed::Malformed;
 

@@ -21,7 +21,7 @@ use super::frame::{Header, Hello, Kind};
 use super::pages::Permit;
 use super::prefix::{Beginning, Name};
 use super::receipt::{Receipt, Work};
-use super::{Malformed, announce, control, delegate, frame};
+use super::{Malformed, announce, control, delegate, frame, renewal::Renewal};
 use crate::codec::{Rounding, Wire};
 use crate::identity::Identity;
 
@@ -60,6 +60,10 @@ fn delegated(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
 /// An announcement cannot be written again without its key, so what was read is compared with what was said.
 fn announced(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
     announce::open(bytes).map(|_| bytes.to_vec())
+}
+
+fn renewed(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
+    Renewal::open(bytes).map(|it| Renewal::seal(&signer(), it.sequence, it.of))
 }
 
 /// Reads bytes and writes them again.
@@ -266,6 +270,7 @@ fn samples() -> Vec<Sample> {
         ("answer-settled", Answer::Settled(vec![settlement()]).encode(), answer),
         ("announcement", announce::seal(&draft(), &signer()).unwrap(), announced),
         ("announcement-operated", announce::seal(&operated, &signer()).unwrap(), announced),
+        ("renewal", Renewal::seal(&signer(), 8, 5), renewed),
         ("delegate-request", framed(request().encode()), delegated),
         ("delegate-text", framed(document().encode()), delegated),
         ("delegate-pooled", framed(Event::Pooled { values: vec![0.5, -2.0] }.encode()), delegated),

@@ -172,6 +172,13 @@ impl SwarmView {
         Merged::Fresh
     }
 
+    /// A node is there at `now`: what it announced counts from then on as if it had just said it.
+    pub fn alive(&mut self, node: NodeId, now: Millis) {
+        if let Some(known) = self.known.get_mut(&node) {
+            known.heard = known.heard.max(now);
+        }
+    }
+
     /// Forgets nodes whose last announcement has expired; returns them. Old corrections go too.
     pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
         self.forgive(now);

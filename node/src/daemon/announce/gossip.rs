@@ -1,8 +1,10 @@
 //! What this node says of itself, and what it makes of what others say.
 //!
-//! An announcement is said again when it is about to be forgotten ([`REFRESH_MS`]) and when there is news, and news is
-//! damped: layers that come or go are told at once, load when it changed by half, distances when they did, each not oftener
-//! than its spacing. So a swarm at rest costs each of its members little, and a busy one not much more.
+//! An announcement is said again when there is news, and news is damped: layers that come or go are told at once, load when it
+//! changed by half, distances when they did, each not oftener than its spacing. Without news it is renewed when it is about to be
+//! forgotten ([`REFRESH_MS`]), in 116 bytes, and every [`WHOLE_EVERY`]th time said whole; peers that are connected know by
+//! their pings that it holds on, so where all are it is renewed rarely ([`CONNECTED_REFRESH_MS`]). So a swarm at rest costs each of
+//! its members little, and a busy one not much more.
 //!
 //! Distances are the median round trip of the last minute: a busy moment moves no peer away, and a line that slowed is
 //! believed after half of it. From them and from where its peers say they are follows where this node is
@@ -14,8 +16,11 @@ use p2p::{
     Path,
     home::Said as SaidAddresses,
     path::unnamed,
-    wire::announce::{
-        Draft, Link, MAX_AGENT, MAX_LINKS, MAX_NAME, Offer, PlaceRoom, is_describable, own_operator, seal,
+    wire::{
+        announce::{
+            Draft, Link, MAX_AGENT, MAX_LINKS, MAX_NAME, Offer, PlaceRoom, is_describable, own_operator, seal,
+        },
+        renewal::Renewal,
     },
 };
 use scheduler::{
@@ -37,9 +42,16 @@ use crate::{
 
 /// Models whose room is told: each takes the place of a link.
 const MOST_ROOMS: usize = 4;
-/// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
-/// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
-const REFRESH_MS: u64 = 36_000;
+/// Less than half of what peers forget us after (`TTL_MS`): one may be lost, on streams that lose nothing. Who is connected is
+/// missed anyway when its connection closes.
+const REFRESH_MS: u64 = 50_000;
+/// The same where every node that is known is connected.
+const CONNECTED_REFRESH_MS: u64 = 400_000;
+/// Of so many refreshes one is whole, for who missed the last one: some seven minutes.
+const WHOLE_EVERY: u32 = 8;
+/// A change of this node's height above the plane of coordinates, and of the rates of its line, that is worth a word: such a share
+/// of what was said.
+const MOVED: f64 = 0.25;
 /// Layers that come or go, and newcomers: at once, but not oftener than this.
 const SPACING_MS: u64 = 500;
 /// News about load: leases tell the truth in between.
@@ -74,9 +86,49 @@ struct Trips {
 struct Said {
     at: Millis,
     figures: Figures,
-    links: Vec<Link>,
-    /// How this home numbers its network was said.
-    home: bool,
+    /// The announcement that others have.
+    whole: Draft,
+    /// How often it was renewed.
+    renewals: u32,
+}
+
+impl Said {
+    /// Whether how this home numbers its network was said.
+    fn tells_home(&self) -> bool {
+        SaidAddresses::of(&self.whole.addresses).home
+    }
+
+    /// Whether `draft`, which brings no news, says what was said: then it need not be said again.
+    fn holds_for(&self, draft: &Draft) -> bool {
+        let (old, new) = (&self.whole, draft);
+        let layers = |holding: &Holding| (holding.model, holding.loaded.clone(), holding.on_disk.clone());
+        let held = |draft: &Draft| draft.claim.holdings.iter().map(layers).collect::<Vec<_>>();
+        let is_near = |old: f64, new: f64| (new - old).abs() <= MOVED * old;
+        let is_there = match (old.coordinate, new.coordinate) {
+            (Some(old), Some(new)) => {
+                let error = (MOVED * old.height_ms()).max(SMALL_MS);
+                new.across_ms(&old) <= error && (new.height_ms() - old.height_ms()).abs() <= error
+            }
+            (old, new) => old.is_none() == new.is_none(),
+        };
+        let (was, is) = (&old.claim, &new.claim);
+        is_there
+            && held(old) == held(new)
+            && was.draining == is.draining
+            && is_near(was.up_bytes_per_ms, is.up_bytes_per_ms)
+            && is_near(was.down_bytes_per_ms, is.down_bytes_per_ms)
+            && (&old.offers, &old.rooms, &old.addresses) == (&new.offers, &new.rooms, &new.addresses)
+            && (old.class, &old.agent) == (new.class, &new.agent)
+    }
+}
+
+/// Why to speak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Due {
+    /// There is news.
+    News,
+    /// What was said would be forgotten.
+    Refresh,
 }
 
 /// When to speak, and what was said last.
@@ -158,7 +210,7 @@ impl Announcer {
     /// A member announced these addresses. Of one elsewhere how this home numbers its network is not said any more
     /// ([`p2p::home`]), at once.
     pub fn heard_of(&mut self, addresses: &[String]) {
-        let home = self.said.as_ref().is_some_and(|said| said.home);
+        let home = self.said.as_ref().is_some_and(Said::tells_home);
         self.changed |= home && SaidAddresses::of(addresses).beyond;
     }
 
@@ -173,13 +225,21 @@ impl Announcer {
         self.said = None;
     }
 
-    fn due(&self, now: Millis, figures: &Figures) -> bool {
-        let Some(said) = &self.said else { return true };
+    /// `connected` says whether every node that is known is connected.
+    fn due(&self, now: Millis, figures: &Figures, connected: impl Fn() -> bool) -> Option<Due> {
+        let Some(said) = &self.said else { return Some(Due::News) };
         let age = now.since(said.at);
-        age >= REFRESH_MS
-            || (age >= SPACING_MS && self.changed)
+        let news = (age >= SPACING_MS && self.changed)
             || (age >= LOAD_SPACING_MS && figures.is_news_after(&said.figures))
-            || (age >= LINK_SPACING_MS && self.links_are_news_after(&said.links))
+            || (age >= LINK_SPACING_MS && self.links_are_news_after(&said.whole.links));
+        let old = || age >= CONNECTED_REFRESH_MS || age >= REFRESH_MS && !connected();
+        if news { Some(Due::News) } else { old().then_some(Due::Refresh) }
+    }
+
+    /// What was said, if saying that it holds on is enough instead of `draft`.
+    fn renewable(&mut self, due: Due, draft: &Draft) -> Option<&mut Said> {
+        let enough = |said: &&mut Said| said.renewals + 1 < WHOLE_EVERY && said.holds_for(draft);
+        self.said.as_mut().filter(|_| due == Due::Refresh).filter(enough)
     }
 
     fn links_are_news_after(&self, said: &[Link]) -> bool {
@@ -224,9 +284,8 @@ impl Announcing {
         let now = self.node.now();
         self.gossip.changed |= urgent;
         let figures = serving.figures(now);
-        if !self.gossip.due(now, &figures) {
-            return;
-        }
+        let connected = || view.facts.keys().all(|node| self.gossip.paths.contains_key(node));
+        let Some(due) = self.gossip.due(now, &figures, connected) else { return };
         let mut addresses = self.node.network.announced_addresses().await;
         addresses.truncate(ADDRESSES);
         // Whose they are, the announcement says once.
@@ -235,7 +294,20 @@ impl Announcing {
         let mut draft = self.draft(serving, &figures, addresses);
         draft.coordinate = self.gossip.settle(&view.swarm);
         merge_own(&draft, serving, &figures, view, now);
-        match seal(&draft, &self.node.identity) {
+        let sequence = self.gossip.sequence;
+        let sealed = match self.gossip.renewable(due, &draft) {
+            Some(said) => {
+                (said.at, said.renewals) = (now, said.renewals + 1);
+                Ok(Renewal::seal(&self.node.identity, sequence, said.whole.claim.sequence))
+            }
+            None => {
+                let sealed = seal(&draft, &self.node.identity);
+                self.gossip.said = Some(Said { at: now, figures, whole: draft, renewals: 0 });
+                sealed
+            }
+        };
+        self.gossip.changed = false;
+        match sealed {
             Ok(sealed) => {
                 self.gossip.said_count += 1;
                 self.gossip.said_bytes += sealed.len() as u64;
@@ -244,9 +316,6 @@ impl Announcing {
             }
             Err(why) => tracing::warn!(%why, "own announcement refused"),
         }
-        self.gossip.changed = false;
-        let home = SaidAddresses::of(&draft.addresses).home;
-        self.gossip.said = Some(Said { at: now, figures, links: draft.links, home });
     }
 
     fn draft(&self, serving: &Serving, figures: &Figures, addresses: Vec<String>) -> Draft {

@@ -1,4 +1,4 @@
-use p2p::wire::announce::Class;
+use p2p::wire::{announce::Class, renewal::RENEWAL_BYTES};
 use scheduler::{
     coordinate::Coordinate,
     layer_cost::{LayerCost, LayerCosts},
@@ -50,10 +50,13 @@ fn news_of_a_stranger_is_an_occasion_to_say_the_home_no_more() {
         [(true, &open, true), (true, &home, false), (false, &open, false), (false, &home, false)]
     {
         let mut gossip = Announcer::new(0);
-        gossip.said = Some(Said { at: Millis(0), figures, links: Vec::new(), home: said_home });
+        let address = if said_home { &home } else { &open };
+        let whole = Draft { addresses: address.to_vec(), ..draft() };
+        gossip.said = Some(Said { at: Millis(0), figures, whole, renewals: 0 });
         gossip.changed = false;
         gossip.heard_of(heard);
-        assert_eq!(gossip.due(Millis(SPACING_MS), &figures), told, "{said_home} {heard:?}");
+        let due = gossip.due(Millis(SPACING_MS), &figures, || false);
+        assert_eq!(due, told.then_some(Due::News), "{said_home} {heard:?}");
     }
 }
 
@@ -63,7 +66,7 @@ fn flicker_is_damped_and_news_is_not() {
     let mut gossip = Announcer::new(0);
     gossip.reached(node(1), Path::Direct);
     let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
-    let mut said = 0;
+    let (mut said, mut wholes) = (0, 0);
     for t in (0..3_600_000).step_by(250) {
         let now = Millis(t);
         if t % 5_000 == 0 {
@@ -71,25 +74,42 @@ fn flicker_is_damped_and_news_is_not() {
         }
         let flicker = f64::from(u32::try_from(t / 250 % 3).unwrap());
         let figures = Figures { queue_ms: 0.4 * flicker, active: 1 + (t / 250 % 2) as u32, ..base };
-        if gossip.due(now, &figures) {
-            let links = gossip.links();
-            gossip.said = Some(Said { at: now, figures, links, home: false });
-            gossip.changed = false;
-            said += 1;
+        let Some(due) = gossip.due(now, &figures, || false) else { continue };
+        assert!(due == Due::Refresh || t == 0, "only because it would be forgotten");
+        let whole = Draft { links: gossip.links(), ..draft() };
+        match gossip.renewable(due, &whole) {
+            Some(said) => (said.at, said.renewals) = (now, said.renewals + 1),
+            None => {
+                gossip.said = Some(Said { at: now, figures, whole, renewals: 0 });
+                wholes += 1;
+            }
         }
+        gossip.changed = false;
+        said += 1;
     }
-    assert_eq!(said, 3_600_000 / REFRESH_MS, "only because it would be forgotten");
+    assert_eq!(said, 3_600_000 / REFRESH_MS);
+    assert_eq!(wholes, said / u64::from(WHOLE_EVERY));
     let now = Millis(3_600_000);
-    gossip.said = Some(Said { at: now, figures: base, links: gossip.links(), home: false });
+    let whole = Draft { links: gossip.links(), ..draft() };
+    gossip.said = Some(Said { at: now, figures: base, whole, renewals: 0 });
     let later = |ms: u64| Millis(now.0 + ms);
     let busy = Figures { active: 9, queue_ms: 20.0, ..base };
-    assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &busy) && gossip.due(later(LOAD_SPACING_MS), &busy));
+    assert!(
+        gossip.due(later(LOAD_SPACING_MS - 1), &busy, || false).is_none()
+            && gossip.due(later(LOAD_SPACING_MS), &busy, || false).is_some()
+    );
     let full = Figures { kv_bytes: 100, ..base };
-    assert!(gossip.due(later(LOAD_SPACING_MS), &full));
+    assert!(gossip.due(later(LOAD_SPACING_MS), &full, || false).is_some());
     let taken = Figures { full: true, ..base };
-    assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &taken) && gossip.due(later(LOAD_SPACING_MS), &taken));
+    assert!(
+        gossip.due(later(LOAD_SPACING_MS - 1), &taken, || false).is_none()
+            && gossip.due(later(LOAD_SPACING_MS), &taken, || false).is_some()
+    );
     gossip.tell();
-    assert!(!gossip.due(later(SPACING_MS - 1), &base) && gossip.due(later(SPACING_MS), &base));
+    assert!(
+        gossip.due(later(SPACING_MS - 1), &base, || false).is_none()
+            && gossip.due(later(SPACING_MS), &base, || false).is_some()
+    );
 }
 
 /// Twenty-eight layers of two kinds in ten runs.
@@ -106,10 +126,8 @@ fn windowed() -> LayerCosts {
     LayerCosts::new((0..28).map(layer).collect(), 2_048).unwrap()
 }
 
-/// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
-/// twice, once each way.
-#[test]
-fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
+/// What a node of a home says, at rest.
+fn draft() -> Draft {
     let identity = p2p::Identity::from_seed([7; 32]);
     let range = LayerRange::new(4, 12).unwrap();
     let model = scheduler::ModelId::numbered(1);
@@ -126,7 +144,7 @@ fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
         batch_knee: 4,
         kv_bytes: 1 << 20,
     };
-    let draft = Draft {
+    Draft {
         claim: Claim {
             node: identity.node(),
             operator: own_operator(identity.node()),
@@ -154,8 +172,57 @@ fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
         addresses: vec!["/ip4/192.0.2.100/udp/40000/quic-v1".to_owned(); 4],
         ttl_ms: TTL_MS,
         agent: "shoal/0.1.0".into(),
+    }
+}
+
+#[test]
+fn where_all_are_connected_little_is_said() {
+    let mut gossip = Announcer::new(0);
+    let figures = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
+    let whole = Draft { links: Vec::new(), ..draft() };
+    gossip.said = Some(Said { at: Millis(0), figures, whole, renewals: 0 });
+    gossip.changed = false;
+    let due = |ms, connected| gossip.due(Millis(ms), &figures, || connected);
+    assert_eq!([REFRESH_MS - 1, REFRESH_MS].map(|ms| due(ms, false)), [None, Some(Due::Refresh)]);
+    let later = [REFRESH_MS, CONNECTED_REFRESH_MS - 1, CONNECTED_REFRESH_MS];
+    assert_eq!(later.map(|ms| due(ms, true)), [None, None, Some(Due::Refresh)]);
+}
+
+#[test]
+fn what_is_news_is_said_whole() {
+    let mut gossip = Announcer::new(0);
+    let figures = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
+    gossip.said = Some(Said { at: Millis(0), figures, whole: draft(), renewals: 0 });
+    assert!(gossip.renewable(Due::News, &draft()).is_none());
+    let mut renews = |change: fn(&mut Draft)| {
+        let mut draft = draft();
+        change(&mut draft);
+        gossip.renewable(Due::Refresh, &draft).is_some()
     };
-    let bytes = seal(&draft, &identity).unwrap().len();
-    let bits_per_s = (5 * 2 * bytes * 8) as f64 / (REFRESH_MS as f64 / 1e3);
-    assert!(bits_per_s < 2_000.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
+    assert!(renews(|draft| draft.claim.sequence = 9));
+    assert!(renews(|draft| draft.claim.up_bytes_per_ms *= 1.2));
+    assert!(renews(|draft| draft.claim.holdings[0].queue_ms = 0.1), "what is not worth a word");
+    for change in [
+        (|draft| draft.claim.up_bytes_per_ms *= 1.3) as fn(&mut Draft),
+        |draft| draft.claim.draining = true,
+        |draft| draft.claim.holdings[0].loaded.clear(),
+        |draft| draft.coordinate = None,
+        |draft| draft.coordinate = Coordinate::new([2.0; 3], 0.0, 0.5),
+        |draft| draft.addresses.truncate(3),
+        |draft| draft.agent.push('!'),
+        |draft| draft.offers[0].name.push('!'),
+    ] {
+        assert!(!renews(change));
+    }
+}
+
+/// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
+/// twice, once each way.
+#[test]
+fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
+    let identity = p2p::Identity::from_seed([7; 32]);
+    let whole = seal(&draft(), &identity).unwrap().len() as u32;
+    let bytes = (whole + (WHOLE_EVERY - 1) * RENEWAL_BYTES as u32) / WHOLE_EVERY;
+    let bits_per_s = f64::from(5 * 2 * bytes * 8) / (REFRESH_MS as f64 / 1e3);
+    assert!(bits_per_s < 500.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
 }

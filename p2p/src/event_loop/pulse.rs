@@ -1,0 +1,73 @@
+//! How often connections are pinged, and what follows when a ping is answered or not.
+
+use std::time::{Duration, Instant};
+
+use super::EventLoop;
+use crate::behaviour::Behaviour;
+use crate::event::Event;
+use crate::pulse::{self, Pace};
+
+/// Pings unanswered in a row after which a connection is dead: ten seconds where something runs over it, for what neither TCP nor
+/// QUIC reports (a frozen host). Sessions have their own, shorter deadlines.
+const MAX_MISSED: u32 = 2;
+/// QUIC, which says nothing when the process at its other end dies, is dead after one, when nothing else came for so long
+/// either. Shorter and a host that sleeps for a moment loses its sessions.
+const SILENT: Duration = Duration::from_secs(4);
+/// The node is not told of round trips oftener: a connection in use is pinged more often, and those of a busy minute would
+/// outvote all others.
+const ROUND_TRIP_EVERY: Duration = Duration::from_secs(4);
+
+impl EventLoop {
+    /// Sets the pace of every connection by what runs over it now.
+    pub(super) fn pace(&mut self, now: Instant) {
+        let Behaviour { link, pulse, .. } = &mut **self.swarm.behaviour_mut();
+        for (peer, connection, pace) in link.paces(now) {
+            pulse.set(peer, connection, pace);
+            let Some(met) = self.met.get_mut(&peer) else { continue };
+            let bytes = link.traffic(&peer).0;
+            met.heard = match met.heard {
+                _ if pace != Pace::InUse => None,
+                Some((known, at)) if known == bytes => Some((known, at)),
+                _ => Some((bytes, now)),
+            };
+        }
+    }
+
+    pub(super) fn on_pulse(&mut self, event: pulse::Event) {
+        let Some(met) = self.met.get_mut(&event.peer) else { return };
+        let now = Instant::now();
+        match event.result {
+            Ok(elapsed) => {
+                let ms = elapsed.as_secs_f64() * 1e3;
+                met.rtt_ms = Some(ms);
+                met.heard = met.heard.map(|(bytes, _)| (bytes, now));
+                met.missed.remove(&event.connection);
+                if self.swarm.behaviour_mut().link.trust(&event.peer, event.connection) {
+                    self.book.doubted_in_vain(&event.peer);
+                }
+                let said = met.timed.map(|at| now.saturating_duration_since(at));
+                if met.told.is_some() && said.is_none_or(|ago| ago >= ROUND_TRIP_EVERY) {
+                    met.timed = Some(now);
+                    self.outbox.may(Event::RoundTrip { node: met.node, ms });
+                }
+            }
+            Err(error) => {
+                let missed = met.missed.entry(event.connection).or_default();
+                *missed += 1;
+                let missed = *missed;
+                let silent = met.heard.is_some_and(|(_, at)| now.saturating_duration_since(at) >= SILENT);
+                let link = &mut self.swarm.behaviour_mut().link;
+                link.doubt(&event.peer, event.connection);
+                let gone = missed >= MAX_MISSED || silent && link.is_quic(&event.peer, event.connection);
+                if !gone && self.swarm.behaviour().link.is_doubted(&event.peer) {
+                    self.dial_beside(event.peer, Vec::new(), None);
+                }
+                let Some(met) = self.met.get(&event.peer) else { return };
+                if gone {
+                    tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
+                    self.swarm.close_connection(event.connection);
+                }
+            }
+        }
+    }
+}
