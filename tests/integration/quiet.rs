@@ -13,7 +13,6 @@ use harness::{
     binary,
     lab::{Host, permitted},
     node::Node,
-    number,
 };
 use tempfile::TempDir;
 
@@ -36,7 +35,8 @@ fn sent(host: &Host) -> f64 {
 /// What `node` has announced: bytes on the wire, each time it was passed on.
 fn announced(node: &Node) -> f64 {
     let said = &node.ask(&["status"])["announcements"];
-    number(&said["said_bytes"]) + ENVELOPE * number(&said["said"])
+    let number = |key: &str| said[key].as_f64().expect("a number");
+    number("said_bytes") + ENVELOPE * number("said")
 }
 
 #[test]
