@@ -228,6 +228,8 @@ struct EventLoop {
 struct Due {
     save: Instant,
     sweep: Instant,
+    /// When what is due was looked at last.
+    ticked: Instant,
 }
 
 /// Listens, then runs in a task of its own until told to stop.
@@ -301,7 +303,7 @@ fn build(
         news: News::new(now),
         reservations: Vec::new(),
         way: Way::new(now, config.loopback_only),
-        due: Due { save: now, sweep: now },
+        due: Due { save: now, sweep: now, ticked: now },
     })
 }
 

@@ -13,6 +13,8 @@ const MAX_MISSED: u32 = 2;
 /// QUIC, which says nothing when the process at its other end dies, is dead after one, when nothing else came for so long
 /// either. Shorter and a host that sleeps for a moment loses its sessions.
 const SILENT: Duration = Duration::from_secs(4);
+/// A loop whose last tick is longer ago has not heard either: it was this host that slept.
+const ASLEEP: Duration = Duration::from_secs(1);
 /// The node is not told of round trips oftener: a connection in use is pinged more often, and those of a busy minute would
 /// outvote all others.
 const ROUND_TRIP_EVERY: Duration = Duration::from_secs(4);
@@ -20,6 +22,8 @@ const ROUND_TRIP_EVERY: Duration = Duration::from_secs(4);
 impl EventLoop {
     /// Sets the pace of every connection by what runs over it now.
     pub(super) fn pace(&mut self, now: Instant) {
+        let slept = now.saturating_duration_since(self.due.ticked) > ASLEEP;
+        self.due.ticked = now;
         let Behaviour { link, pulse, .. } = &mut **self.swarm.behaviour_mut();
         for (peer, connection, pace) in link.paces(now) {
             pulse.set(peer, connection, pace);
@@ -27,7 +31,7 @@ impl EventLoop {
             let bytes = link.traffic(&peer).0;
             met.heard = match met.heard {
                 _ if pace != Pace::InUse => None,
-                Some((known, at)) if known == bytes => Some((known, at)),
+                Some((known, at)) if known == bytes && !slept => Some((known, at)),
                 _ => Some((bytes, now)),
             };
         }
@@ -55,7 +59,9 @@ impl EventLoop {
                 let missed = met.missed.entry(event.connection).or_default();
                 *missed += 1;
                 let missed = *missed;
-                let silent = met.heard.is_some_and(|(_, at)| now.saturating_duration_since(at) >= SILENT);
+                let ago = |at| now.saturating_duration_since(at);
+                let silent =
+                    met.heard.is_some_and(|(_, at)| ago(at) >= SILENT) && ago(self.due.ticked) <= ASLEEP;
                 let link = &mut self.swarm.behaviour_mut().link;
                 link.doubt(&event.peer, event.connection);
                 let gone = missed >= MAX_MISSED || silent && link.is_quic(&event.peer, event.connection);
