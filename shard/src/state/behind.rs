@@ -25,6 +25,9 @@ use crate::kernels::PAGE;
 /// prompt again; more, and memory grows by as many positions in each layer with a window.
 pub const REACH: usize = 1024;
 
+// Routes and admission count what states take.
+const _: () = assert!(REACH + PAGE == scheduler::layer_cost::BEHIND_WINDOW as usize);
+
 /// What the rows of a layer see behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Back {

@@ -68,14 +68,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Bytes of a state of `positions` positions: a constant part and one that grows with them.
+    /// Bytes of a state that keeps all of `positions` positions: a constant part and one that grows with them.
     pub fn bytes(self, positions: usize) -> usize {
+        self.bytes_behind(Back::ALL, positions)
+    }
+
+    /// The same where rows look no further than `back`, after passes of at most [`behind::REACH`] rows.
+    pub fn bytes_behind(self, back: Back, positions: usize) -> usize {
+        let kept = back.most(positions);
         match self {
-            Self::Paged(shape) => Paged::bytes_for(shape, positions),
+            Self::Paged(shape) => Paged::bytes_for(shape, kept),
             Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
-            Self::Beside { kv, width } => {
-                Paged::bytes_for(kv, positions) + Recurrent::bytes_for(width, positions)
-            }
+            Self::Beside { kv, width } => Paged::bytes_for(kv, kept) + Recurrent::bytes_for(width, positions),
             Self::Nothing => 0,
         }
     }
