@@ -14,7 +14,8 @@
 //! A model's id is the hash of its file, so its description is a fact that every holder of the header computes alike
 //! (`shard::models::layer_costs`). A node without the header takes what most announcements say ([`agreed`]).
 //!
-//! Limits: one weight for decoding and for prompts, although many rows read experts once and attend more; the weight is
+//! Limits: an executor that keeps what lies behind windows (candle's) takes more than this says, and refuses sessions when they are
+//! opened; one weight for decoding and for prompts, although many rows read experts once and attend more; the weight is
 //! taken at one position for a whole request.
 
 use std::collections::BTreeMap;
@@ -31,6 +32,11 @@ pub const MAX_ROW_WORK: u64 = 1 << 44;
 pub const MAX_FIGURE: u32 = 1 << 28;
 /// Values of a row at a boundary, at most.
 pub const MAX_ROW_VALUES: u32 = 1 << 17;
+
+/// Positions that a layer with a window keeps in memory beyond it: 1,024 that a session may take back, and the page of 256
+/// that the first of them is in. What a state takes is the executor's affair (`shard::state::behind`): less here than there, and
+/// a stage refuses sessions that it was planned for.
+pub const BEHIND_WINDOW: u64 = 1_280;
 
 /// What one layer costs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -63,11 +69,9 @@ impl LayerCost {
         u64::from(self.state_bytes).saturating_add(u64::from(self.position_bytes).saturating_mul(kept))
     }
 
-    /// Positions whose state is in memory after `positions`: all of them, for layers with a window too. The caches do
-    /// not free pages behind a window today; when they do, this becomes the lesser of `positions` and the window, and
-    /// admission, routes and standbys follow.
+    /// Positions whose state is in memory after `positions`: all of them, or a window and [`BEHIND_WINDOW`].
     pub fn kept(&self, positions: u64) -> u64 {
-        positions
+        self.window.map_or(positions, |window| positions.min(u64::from(window) + BEHIND_WINDOW))
     }
 
     fn is_sane(&self) -> bool {
@@ -147,10 +151,14 @@ impl LayerCosts {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The same for a session whose rows see what `attention` says: layers without a window of their own keep its budget at most,
-    /// and an eighth more for what counts how positions are used.
+    /// The same for a session whose rows see what `attention` says: a window, beyond which layers keep [`BEHIND_WINDOW`], or a
+    /// budget, which layers without a window of their own keep at most, and an eighth more for what counts how positions are used.
     pub fn session_bytes(&self, range: LayerRange, positions: u64, attention: AttentionKind) -> u64 {
-        let Some(budget) = attention.budget() else { return self.state_bytes(range, positions) };
+        let narrowed = match attention {
+            AttentionKind::Window(window) => positions.min(u64::from(window) + 1 + BEHIND_WINDOW),
+            _ => positions,
+        };
+        let Some(budget) = attention.budget() else { return self.state_bytes(range, narrowed) };
         let bytes = self.of(range).iter().map(|layer| match layer.window {
             Some(_) => layer.state_bytes(positions),
             None => {
@@ -238,13 +246,19 @@ mod tests {
     const LOCAL: LayerCost = LayerCost { window: Some(64), ..GLOBAL };
 
     #[test]
-    fn a_window_bounds_the_work_and_not_yet_the_memory() {
+    fn a_window_bounds_work_and_memory() {
         let costs = LayerCosts::new(vec![LOCAL, GLOBAL], 32).unwrap();
         assert_eq!(costs.weights(0), [1.0, 1.0]);
         assert_eq!(costs.weights(64), [1.64, 1.64]);
         assert_eq!(costs.weights(1_000), [1.64, 11.0]);
         assert_eq!(costs.weight(range(0, 2), 1_000), 12.64);
-        assert_eq!(costs.state_bytes(range(0, 1), 1_000), 8_000, "pages behind a window are not freed");
+        let bytes = |positions| [0, 1].map(|at| costs.state_bytes(range(at, at + 1), positions));
+        assert_eq!(bytes(1_000), [8_000; 2], "a session may go back as far");
+        assert_eq!(bytes(10_000), [(64 + 1_280) * 8, 80_000]);
+        let window =
+            |at, window| costs.session_bytes(range(at, at + 1), 10_000, AttentionKind::Window(window));
+        assert_eq!([window(0, 31), window(1, 31)], [(32 + 1_280) * 8; 2]);
+        assert_eq!([window(0, 99), window(1, 99)], [(64 + 1_280) * 8, (100 + 1_280) * 8]);
         let h2o = "h2o:budget=640,sinks=4,window=64".parse().unwrap();
         let of = |at, kind| costs.session_bytes(range(at, at + 1), 1_000, kind);
         assert_eq!([of(0, AttentionKind::Dense), of(1, AttentionKind::Dense)], [8_000; 2]);

@@ -149,7 +149,10 @@ impl Filed {
 mod tests {
     use std::{fs::File, path::PathBuf, thread, time::Duration};
 
-    use shard::{kernels::KvShape, state::Kind};
+    use shard::{
+        kernels::KvShape,
+        state::{Back, Kind, Paged},
+    };
 
     use super::*;
     use crate::state_store::{COLD, Ticket, file::BLOCK};
@@ -190,5 +193,35 @@ mod tests {
         filed.put((session, layers), None, &Rounding::NONE, &state(250), now);
         filed.write(now + COLD);
         assert_eq!((read(&mut filed), read(&mut opened(&file))), (None, None));
+    }
+
+    /// What a state behind a window has forgotten is not read: the session begins again.
+    #[test]
+    fn a_state_behind_a_window_is_read_to_its_end_or_not_at_all() {
+        let empty = || {
+            let paged = Paged::new(KvShape::new(1, 2), 4096).looking(Back::new(Some(100), None));
+            SessionState::new(7, vec![Box::new(paged)], 4096)
+        };
+        let mut state = empty();
+        while state.len() < 3_000 {
+            state.prepare(100).unwrap();
+            state.advance(100);
+        }
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * BLOCK as u64).unwrap();
+        let (session, layers) = (SessionId::numbered(1), LayerRange::new(2, 3).unwrap());
+        let mut filed = opened(&file);
+        filed.put((session, layers), Some(Whose::Guest), &Rounding::NONE, &state, Instant::now());
+        while filed.notes.is_empty() || filed.store.is_writing() {
+            filed.write(Instant::now() + COLD);
+            thread::sleep(Duration::from_millis(1));
+        }
+        let what = (layers, &Rounding::NONE, SessionKind::DEFAULT);
+        for (upto, read) in [(3_000, Some(3_000)), (3_100, Some(3_000)), (2_000, None)] {
+            let mut state = empty();
+            let found = filed.read(&[(session, upto)], what, (0, 4_000), &mut state).then(|| state.len());
+            assert_eq!(found, read, "up to {upto}");
+            assert!(found.is_some() || state.is_empty());
+        }
     }
 }

@@ -175,7 +175,7 @@ impl Kept {
 mod tests {
     use shard::{
         kernels::KvShape,
-        state::{Kind, SessionState},
+        state::{Back, Kind, Paged, SessionState},
     };
 
     use super::*;
@@ -234,6 +234,29 @@ mod tests {
         );
         kept.forget(SessionId::numbered(1));
         assert!(shared(&mut kept, &[(1, 600)], 600, now).is_none());
+    }
+
+    /// Of states behind windows a session gets the one that can still go back, not the longest; another node gets none of what is gone.
+    #[test]
+    fn a_state_that_cannot_go_back_is_passed_over() {
+        let behind = |len: usize| {
+            let paged = Paged::new(SHAPE, 4096).looking(Back::new(Some(100), None));
+            let mut state = SessionState::new(7, vec![Box::new(paged)], 4096);
+            while state.len() < len {
+                state.prepare(100).unwrap();
+                state.advance(100);
+            }
+            state
+        };
+        let (mut kept, now) = (Kept::new(), Instant::now());
+        kept.put(key(1), ended(behind(800)), 1.0, now);
+        kept.put(key(2), ended(behind(3_000)), 1.0, now);
+        let mut len = |named: &[(u64, u32)], at| shared(&mut kept, named, at, now).map(|state| state.len());
+        assert_eq!(len(&[(1, 800), (2, 1_000)], 1_200), Some(800));
+        assert_eq!(len(&[(1, 800), (2, 2_900)], 2_950), Some(2_900));
+        assert_eq!(len(&[(2, 1_000)], 1_200), None);
+        assert!(kept.lend(key(2), 1_000, now).is_none());
+        assert_eq!(kept.lend(key(2), 2_900, now).map(|state| state.len()), Some(2_900));
     }
 
     #[test]

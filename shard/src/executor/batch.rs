@@ -147,7 +147,7 @@ pub(super) fn admit<E: Executor + ?Sized>(
         return Err(Error::invalid(format!("logits of {wanted} rows in a workspace for {most}")));
     }
     for (item, span) in items.iter_mut().zip(spans.iter()) {
-        item.state.reserve(span.start + span.rows)?;
+        item.state.prepare(span.rows)?;
     }
     Ok(rows)
 }

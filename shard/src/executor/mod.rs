@@ -52,7 +52,7 @@ mod workspace;
 
 use std::sync::Arc;
 
-use scheduler::{CacheType, LayerRange, SessionKind};
+use scheduler::{AttentionKind, CacheType, LayerRange, SessionKind};
 
 pub use crate::gguf::Ends;
 use crate::{
@@ -249,9 +249,9 @@ pub trait Executor: Send + Sync {
 
     /// Bytes that states of `layers` take for `positions`, with keys and values in the form `cache`.
     fn state_bytes(&self, layers: LayerRange, positions: usize, cache: CacheType) -> usize {
-        (layers.start()..layers.end())
-            .map(|layer| self.blueprint().state_kind(layer as usize).stored(cache).bytes(positions))
-            .sum()
+        let layers = layers.start() as usize..layers.end() as usize;
+        let kind = SessionKind { attention: AttentionKind::Dense, cache };
+        layers.map(|layer| layer_bytes(self.blueprint(), layer, positions, kind)).sum()
     }
 
     /// Bytes that states of `layers` take for `positions` in a session of `kind`, which the executor computes.
@@ -262,7 +262,8 @@ pub trait Executor: Send + Sync {
             let shape = blueprint.layers[layer as usize].attention.kv();
             match blueprint.evicts(layer as usize, kind.attention).zip(shape) {
                 Some((rule, shape)) => Some(Evicting::bytes_for(shape, rule, positions)),
-                None => Some(self.state_bytes(one, positions, kind.cache)),
+                None if kind.attention.is_dense() => Some(self.state_bytes(one, positions, kind.cache)),
+                None => Some(layer_bytes(blueprint, layer as usize, positions, kind)),
             }
         };
         (layers.start()..layers.end()).filter_map(of).sum()
@@ -447,6 +448,12 @@ fn not_ranked() -> Error {
 fn state_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, kind: SessionKind) -> SessionState {
     let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer, kind));
     SessionState::new(executor.state_tag(layers), states.collect(), executor.context()).with_kind(kind)
+}
+
+/// Bytes that the state of `layer` takes for `positions` in a session of `kind` that does not forget by itself.
+fn layer_bytes(blueprint: &Blueprint, layer: usize, positions: usize, kind: SessionKind) -> usize {
+    let state = blueprint.state_kind(layer).stored(kind.cache);
+    state.bytes_behind(blueprint.back(layer, kind.attention), positions)
 }
 
 /// Bytes of state that one token at `position` reads in `layers` of a model.

@@ -27,7 +27,9 @@ mod tile;
 pub mod vector;
 
 pub use activations::Activations;
-pub use attention::{AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER, new_quarter, quarter_len};
+pub use attention::{
+    AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER, gone_quarter, new_quarter, quarter_len,
+};
 pub use conv::ConvJob;
 pub(crate) use conv::by_tap;
 pub use cpu::Cpu;

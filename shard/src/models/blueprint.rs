@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Error, Result,
     kernels::{DeltaShape, KvShape, Mamba2Shape},
-    state::Kind,
+    state::{Back, Kind},
 };
 
 /// Everything the executor must know about a model besides its weights.
@@ -526,6 +526,27 @@ impl Blueprint {
             }
             (AttentionKind::Sparse(rule), None) => (None, Some(rule)),
         }
+    }
+
+    /// How far back the rows of a session of `kind` look in the state of layer `layer`: those of layers that read its keys and
+    /// values look there as well.
+    pub fn back(&self, layer: usize, kind: AttentionKind) -> Back {
+        let seen = |reader: usize| {
+            let block = match self.layers[reader].attention {
+                Attention::Softmax(softmax) => softmax.chunk,
+                _ => None,
+            };
+            match self.sight(reader, kind) {
+                (window, None) => Back::new(window, block),
+                (_, Some(_)) => Back::ALL,
+            }
+        };
+        // The layers of an encoder use one state in turn; what forgets by itself has its own rule.
+        if self.encodes() || self.evicts(layer, kind).is_some() {
+            return Back::ALL;
+        }
+        let readers = (0..self.layers.len()).filter(|at| self.layers[*at].attention.source() == Some(layer));
+        readers.fold(seen(layer), |back, reader| back.and(seen(reader)))
     }
 
     /// The rule by which layer `layer` forgets positions in a session of `kind`, if it does: a layer with a window of its own, or

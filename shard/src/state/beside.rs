@@ -1,6 +1,6 @@
 //! The state of a layer that looks back and recurs at once (Falcon-H1): keys and values of every position, and one vector.
 //!
-//! It goes back where the vector goes back; a snapshot holds the keys and values, then the vector.
+//! It goes back where both go back; a snapshot holds the keys and values, then the vector.
 
 use std::any::Any;
 
@@ -46,8 +46,14 @@ impl LayerState for Beside {
         self.recurrent.reserve(positions);
     }
 
+    fn prepare(&mut self, positions: usize) {
+        self.paged.prepare(positions);
+        self.recurrent.prepare(positions);
+    }
+
     fn checkpoint(&self, to: usize) -> usize {
-        self.recurrent.checkpoint(to)
+        // The keys and values go back to any position, or to none but 0.
+        self.paged.checkpoint(self.recurrent.checkpoint(to))
     }
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {

@@ -1,9 +1,9 @@
 //! What a session remembers between passes.
 //!
 //! A [`SessionState`] belongs to one session and to one executor's layers; it is made of one [`LayerState`] per layer. What a
-//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values of every position in pages, [`recurrent`] one vector, and [`evicting`] those keys and values that a session looks at most. A
+//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values in pages, of every position or of those that a window leaves ([`behind`]), [`recurrent`] one vector, and [`evicting`] those keys and values that a session looks at most. A
 //! session that goes back (rejected speculation, a shared prefix, an edited chat) asks for a position and is told which one
-//! it got: pages keep any, a state without a history keeps only its checkpoints, so what lies behind them has to be computed
+//! it got: pages keep any, or a window's last ones, a state without a history keeps only its checkpoints, so what lies behind them has to be computed
 //! again from there.
 //!
 //! [`SessionState::snapshot`] writes a state so that equal states are equal bytes: format `SST1`, little endian,
@@ -18,6 +18,7 @@
 //!
 //! [`pieces`] reads and restores it a piece at a time. [`prefix`] keeps finished sessions for prompts that begin alike.
 
+pub mod behind;
 mod beside;
 pub mod evicting;
 pub(crate) mod look;
@@ -32,6 +33,7 @@ use std::any::Any;
 use scheduler::{CacheType, SessionKind};
 
 use crate::{Error, Result, kernels::KvShape};
+pub use behind::Back;
 pub use beside::Beside;
 pub use evicting::Evicting;
 pub use nothing::Nothing;
@@ -66,14 +68,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Bytes of a state of `positions` positions: a constant part and one that grows with them.
+    /// Bytes of a state that keeps all of `positions` positions: a constant part and one that grows with them.
     pub fn bytes(self, positions: usize) -> usize {
+        self.bytes_behind(Back::ALL, positions)
+    }
+
+    /// The same where rows look no further than `back`, after passes of at most [`behind::REACH`] rows.
+    pub fn bytes_behind(self, back: Back, positions: usize) -> usize {
+        let kept = back.most(positions);
         match self {
-            Self::Paged(shape) => Paged::bytes_for(shape, positions),
+            Self::Paged(shape) => Paged::bytes_for(shape, kept),
             Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
-            Self::Beside { kv, width } => {
-                Paged::bytes_for(kv, positions) + Recurrent::bytes_for(width, positions)
-            }
+            Self::Beside { kv, width } => Paged::bytes_for(kv, kept) + Recurrent::bytes_for(width, positions),
             Self::Nothing => 0,
         }
     }
@@ -134,8 +140,14 @@ pub trait LayerState: Any + Send {
     /// Bytes in memory.
     fn bytes(&self) -> usize;
 
-    /// Makes room for `positions` in all, so that passes up to there do not allocate.
+    /// Makes room for `positions` in all, so that passes up to there do not allocate; a layer with a window for those that it keeps
+    /// at most.
     fn reserve(&mut self, positions: usize);
+
+    /// Makes room for a pass up to `positions`, and may free what none of its rows looks at.
+    fn prepare(&mut self, positions: usize) {
+        self.reserve(positions);
+    }
 
     /// The last position at or before `to` that the state can go back to without computing; `to` is at most the positions held.
     fn checkpoint(&self, to: usize) -> usize {
@@ -230,18 +242,35 @@ impl SessionState {
         self.layers.iter().for_each(|layer| layer.parts(part));
     }
 
-    /// Makes room for `positions` in all, so that passes up to there do not allocate.
+    /// Makes room for `positions` in all, so that passes up to there do not allocate; layers with a window make it for those that
+    /// they keep, and exchange them.
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond the limit; nothing changes.
     pub fn reserve(&mut self, positions: usize) -> Result<()> {
+        self.check_room(positions)?;
+        self.layers.iter_mut().for_each(|layer| layer.reserve(positions));
+        Ok(())
+    }
+
+    /// Makes room for a pass of `rows` rows behind the positions held. Whether it succeeds or not, the state can go back to those.
+    ///
+    /// # Errors
+    /// Those of [`SessionState::reserve`].
+    pub fn prepare(&mut self, rows: usize) -> Result<()> {
+        let positions = self.len.saturating_add(rows);
+        self.check_room(positions)?;
+        self.layers.iter_mut().for_each(|layer| layer.prepare(positions));
+        Ok(())
+    }
+
+    fn check_room(&self, positions: usize) -> Result<()> {
         if positions > self.limit {
             let limit = self.limit;
             return Err(Error::invalid(format!(
                 "the context of {limit} positions is full ({positions} wanted)"
             )));
         }
-        self.layers.iter_mut().for_each(|layer| layer.reserve(positions));
         Ok(())
     }
 
@@ -295,11 +324,12 @@ impl SessionState {
     #[cfg(feature = "gpu")]
     pub(crate) fn take_back(&mut self, first: Self, second: Self) {
         let mut parts = [first, second];
-        self.len = parts[0].len.min(parts[1].len);
-        for part in &mut parts {
-            part.rewind(self.len);
-            self.layers.append(&mut part.layers);
+        let mut len = parts[0].len.min(parts[1].len);
+        while parts.iter().any(|part| part.len != len) {
+            len = parts.iter_mut().fold(len, |len, part| part.rewind(len));
         }
+        self.len = len;
+        parts.iter_mut().for_each(|part| self.layers.append(&mut part.layers));
     }
 
     /// Number of layers.

@@ -13,13 +13,17 @@
 //! the first 64 positions of `q4` as those of f16. What quarters of `q4` are relative to follows from the positions before them, and a snapshot
 //! does not hold it.
 //!
+//! A layer whose rows see a window, or a block, frees whole pages that no row will look at again, as [`super::behind`] says: empty quarters
+//! stand there, so that the number of a position's quarter never changes. Its snapshot begins with the first page
+//! that the next row needs, for `q4` with what that page's first quarter is relative to.
+//!
 //! A session with sparse attention has landmarks beside its pages ([`crate::kernels::attention::landmarks`]). They follow from the
 //! pages, so a snapshot does not hold them: what restores it computes them again, with the same bits. Those of blocks that
 //! are no longer whole after going back are overwritten before they are read.
 //!
 //! A quarter is copied when it is written to: sessions that begin alike share those that both have ([`LayerState::share`]).
 //!
-//! Limits: what two sessions share ends with the last whole quarter of both; windows do not free old pages.
+//! Limits: what two sessions share ends with the last whole quarter of both. Sessions with sparse attention keep all pages.
 
 use std::{ops::Range, sync::Arc};
 
@@ -28,7 +32,7 @@ use scheduler::{
     session_kind::{CACHE_BLOCK, CacheType},
 };
 
-use super::LayerState;
+use super::{Back, LayerState};
 use crate::{
     Error, Result,
     kernels::{
@@ -37,7 +41,7 @@ use crate::{
             landmarks::{self, landmark_len},
             small::{Layout, reference},
         },
-        new_quarter, quarter_len,
+        gone_quarter, new_quarter, quarter_len,
     },
 };
 
@@ -50,6 +54,12 @@ pub struct Paged {
     pages: Vec<KvQuarter>,
     attention: AttentionKind,
     sparse: Option<SparseLayer>,
+    /// What rows see, if not all positions before them.
+    back: Back,
+    /// Quarters that are free, of the first ones.
+    gone: usize,
+    /// Positions held.
+    len: usize,
 }
 
 /// What sparse attention needs besides pages.
@@ -72,7 +82,13 @@ impl Paged {
     /// No positions yet, at most `limit`.
     pub fn new(shape: KvShape, limit: usize) -> Self {
         let pages = Vec::with_capacity(limit.div_ceil(QUARTER).min(256));
-        Self { shape, pages, attention: AttentionKind::Dense, sparse: None }
+        let (attention, sparse, back) = (AttentionKind::Dense, None, Back::ALL);
+        Self { shape, pages, attention, sparse, back, gone: 0, len: 0 }
+    }
+
+    /// The same for a layer whose rows see no further than `back`.
+    pub fn looking(self, back: Back) -> Self {
+        Self { back, ..self }
     }
 
     /// The same for a session of another kind of attention; `rule` is what this layer sees beyond a window, and `cpu` is
@@ -100,6 +116,35 @@ impl Paged {
     pub(super) fn lend(&self, positions: usize, to: &mut Self) {
         to.pages.extend(self.pages.iter().take(positions.div_ceil(QUARTER)).cloned());
         to.attention = self.attention;
+    }
+
+    /// Frees what stands before `first`, which begins a page.
+    fn free(&mut self, first: usize) {
+        for quarter in self.gone..first / QUARTER {
+            match self.pages.get_mut(quarter) {
+                Some(page) => *page = gone_quarter(),
+                None => self.pages.push(gone_quarter()),
+            }
+            self.gone = quarter + 1;
+        }
+    }
+
+    /// Makes room up to `positions`.
+    fn grow(&mut self, positions: usize) {
+        while self.pages.len() < positions.div_ceil(QUARTER) {
+            self.pages.push(new_quarter(self.shape, self.pages.len(), 0));
+        }
+        if let Some(sparse) = &mut self.sparse {
+            let len = SparseLayer::len(sparse.rule, self.shape, positions);
+            if sparse.landmarks.len() < len {
+                sparse.landmarks.resize(len, 0);
+            }
+        }
+    }
+
+    /// Numbers of f16 that the first quarter of a snapshot from position `first` on is relative to.
+    fn referred(&self, first: usize) -> usize {
+        if first == 0 { 0 } else { self.shape.in_quarter(first / QUARTER).reference_len() }
     }
 
     /// Bytes of `positions` positions, whole quarters of pages.
@@ -165,19 +210,22 @@ impl Paged {
     }
 }
 
-/// Form and heads of pages in words.
-pub(crate) fn kind_of(shape: KvShape) -> String {
+/// Form and heads of pages, and how far back rows look, in words.
+pub(crate) fn kind_of(shape: KvShape, back: Back) -> String {
     let KvShape { kv_heads, head_dim, latent, cache } = shape;
     let mut kind = format!("paged {cache} {kv_heads} x {head_dim}");
     if let Some(values) = latent {
         kind += &format!(", {values} of them values");
+    }
+    if !back.is_all() {
+        kind += &format!(", {back}");
     }
     kind
 }
 
 impl LayerState for Paged {
     fn kind(&self) -> String {
-        let mut kind = kind_of(self.shape);
+        let mut kind = kind_of(self.shape, self.back);
         if !self.attention.is_dense() {
             kind += &format!(", {}", self.attention);
         }
@@ -191,15 +239,17 @@ impl LayerState for Paged {
     }
 
     fn reserve(&mut self, positions: usize) {
-        while self.pages.len() < positions.div_ceil(QUARTER) {
-            self.pages.push(new_quarter(self.shape, self.pages.len(), 0));
-        }
-        if let Some(sparse) = &mut self.sparse {
-            let len = SparseLayer::len(sparse.rule, self.shape, positions);
-            if sparse.landmarks.len() < len {
-                sparse.landmarks.resize(len, 0);
-            }
-        }
+        let first = self.gone * QUARTER;
+        self.grow(positions.min(first + self.back.most(positions)));
+    }
+
+    fn prepare(&mut self, positions: usize) {
+        self.free(self.back.stays(self.len, positions));
+        self.grow(positions);
+    }
+
+    fn checkpoint(&self, to: usize) -> usize {
+        if self.gone * QUARTER <= self.back.kept(to) { to } else { 0 }
     }
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
@@ -209,11 +259,13 @@ impl LayerState for Paged {
             sparse.landmarks.truncate(SparseLayer::len(sparse.rule, self.shape, to));
             sparse
         });
-        Some(Box::new(Self { shape: self.shape, pages, attention: self.attention, sparse }))
+        let gone = self.gone.min(pages.len());
+        Some(Box::new(Self { pages, sparse, gone, len: to, ..*self }))
     }
 
     fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
-        self.pages.iter().for_each(|page| part(page.as_ptr().addr(), page.len() * size_of::<u16>()));
+        let held = self.pages.iter().skip(self.gone);
+        held.for_each(|page| part(page.as_ptr().addr(), page.len() * size_of::<u16>()));
         if let Some(SparseLayer { landmarks, .. }) = self.sparse.as_ref().filter(|s| !s.landmarks.is_empty())
         {
             part(landmarks.as_ptr().addr(), landmarks.len() * size_of::<u16>());
@@ -222,22 +274,35 @@ impl LayerState for Paged {
 
     fn rewind(&mut self, to: usize) {
         self.pages.truncate(to.div_ceil(QUARTER));
+        (self.gone, self.len) = (self.gone.min(self.pages.len()), to);
         if let Some(sparse) = &mut self.sparse {
             sparse.landmarks.truncate(SparseLayer::len(sparse.rule, self.shape, to));
         }
     }
 
-    fn advance(&mut self, _len: usize) {}
+    fn advance(&mut self, len: usize) {
+        self.free(self.back.stays(self.len, len));
+        self.len = len;
+    }
 
     fn snapshot_len(&self, len: usize) -> usize {
-        let first = len.min(QUARTER);
-        let units =
-            first * self.shape.in_quarter(0).position_len() + (len - first) * self.shape.position_len();
-        units * size_of::<u16>()
+        let first = self.back.kept(len);
+        let begins = if first == 0 { len.min(QUARTER) } else { 0 };
+        let units = begins * self.shape.in_quarter(0).position_len()
+            + (len - first - begins) * self.shape.position_len();
+        (self.referred(first) + units) * size_of::<u16>()
     }
 
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        for position in 0..len {
+        let first = self.back.kept(len);
+        if self.gone * QUARTER > first {
+            return Err(Error::invalid(format!("position {first} of a layer with a window is gone")));
+        }
+        if self.referred(first) > 0 {
+            let quarter = &self.pages[first / QUARTER];
+            quarter[reference::begins(self.shape)..].iter().for_each(|bits| out.extend(bits.to_le_bytes()));
+        }
+        for position in first..len {
             let quarter = position / QUARTER;
             let page = &self.pages[quarter];
             Self::each_place(self.shape.in_quarter(quarter), position % QUARTER, |index, _| {
@@ -249,17 +314,31 @@ impl LayerState for Paged {
 
     fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()> {
         let mut values = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-        for position in 0..len {
+        let is_finite = |bits: u16| bits & 0x7c00 != 0x7c00;
+        let refuse = |position| Error::malformed(format!("snapshot: position {position}"), "is not finite");
+        let first = self.back.kept(len);
+        self.free(first);
+        self.grow(len);
+        self.len = len;
+        if self.referred(first) > 0 {
+            let quarter = Arc::make_mut(&mut self.pages[first / QUARTER]);
+            for to in &mut quarter[reference::begins(self.shape)..] {
+                *to = values.next().filter(|bits| is_finite(*bits)).ok_or_else(|| refuse(first))?;
+            }
+        }
+        for position in first..len {
             let (quarter, at) = (position / QUARTER, position % QUARTER);
-            reference::begin(&mut self.pages, self.shape, quarter, at);
+            if position > first || first == 0 {
+                reference::begin(&mut self.pages, self.shape, quarter, at);
+            }
             let (page, mut finite) = (Arc::make_mut(&mut self.pages[quarter]), true);
             Self::each_place(self.shape.in_quarter(quarter), at, |index, number| {
                 let bits = values.next().unwrap_or_default();
-                finite &= !number || bits & 0x7c00 != 0x7c00;
+                finite &= !number || is_finite(bits);
                 page[index] = bits;
             });
             if !finite {
-                return Err(Error::malformed(format!("snapshot: position {position}"), "is not finite"));
+                return Err(refuse(position));
             }
         }
         self.mark(0..len);

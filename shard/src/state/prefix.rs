@@ -2,6 +2,9 @@
 //!
 //! [`PrefixCache`] keeps them within a number of bytes, so that a prompt that begins like an earlier one (a chat's next
 //! turn, a shared system prompt) only computes what is new.
+//!
+//! Limits: a session of a model with windows begins another one at its end, or up to [`super::behind::REACH`] positions before
+//! it. A system prompt is computed again for a conversation that begins when all others behind it are longer.
 
 use std::collections::{HashMap, hash_map::Entry};
 
@@ -69,17 +72,19 @@ impl PrefixCache {
         Some(state)
     }
 
-    /// Keeps a session whose first `state.len()` tokens are `tokens`, in place of those that know a beginning of them only, and
-    /// drops the least recently used beyond the limit.
+    /// Keeps a session whose first `state.len()` tokens are `tokens`, in place of those that know a beginning of them only and to
+    /// which it can go back, and drops the least recently used beyond the limit.
     pub fn put(&mut self, tokens: Vec<u32>, state: SessionState) {
         if tokens.len() < state.len() || state.is_empty() {
             return;
         }
         let len = |kept: &Kept| kept.state.len();
-        let goes_on = |kept: &Kept| {
+        let begins = |kept: &Kept| {
             kept.state.kind() == state.kind() && tokens[..state.len()].starts_with(&kept.tokens[..len(kept)])
         };
-        while let Some(index) = self.kept.iter().position(goes_on) {
+        // Where the new one has forgotten the beginning, as behind a window, another prompt finds it in the old one only.
+        let replaced = |kept: &Kept| begins(kept) && state.checkpoint(len(kept)) > 0;
+        while let Some(index) = self.kept.iter().position(replaced) {
             drop(self.remove(index));
         }
         let (parts, all) = (&mut self.parts, &mut self.bytes);
@@ -127,7 +132,10 @@ impl PrefixCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::tests;
+    use crate::{
+        kernels::KvShape,
+        state::{Back, LayerState, Paged, tests},
+    };
 
     fn cache(len: usize) -> SessionState {
         tests::cache(len, 0)
@@ -149,6 +157,48 @@ mod tests {
         assert!(prefixes.take(SessionKind::DEFAULT, &[0, 0]).is_none());
         assert_eq!(prefixes.take(SessionKind::DEFAULT, &[2, 2]).map(|kv| kv.len()), Some(1));
         assert_eq!(prefixes.hits_and_misses(), (3, 2));
+    }
+
+    /// A session behind a window of 512: what it has computed is of no matter here.
+    fn behind_a_window(len: usize) -> SessionState {
+        let paged = || Paged::new(KvShape::new(1, 16), 8_000);
+        let layers: [Box<dyn LayerState>; 2] =
+            [Box::new(paged()), Box::new(paged().looking(Back::new(Some(512), None)))];
+        let mut state = SessionState::new(7, layers.into(), 8_000);
+        for _ in 0..len.div_ceil(100) {
+            let rows = 100.min(len - state.len());
+            state.prepare(rows).unwrap();
+            state.advance(rows);
+        }
+        state
+    }
+
+    #[test]
+    fn a_session_that_has_forgotten_a_beginning_leaves_it_to_others() {
+        let kind = SessionKind::DEFAULT;
+        let turn =
+            |of: u32, len: u32| (0..len).map(|at| if at < 1_000 { at } else { of + at }).collect::<Vec<_>>();
+        let mut prefixes = PrefixCache::new(usize::MAX);
+        // The system prompt alone, then two conversations behind it.
+        prefixes.put(turn(0, 1_000), behind_a_window(1_000));
+        let first = prefixes.take(kind, &turn(10_000, 4_000)).unwrap();
+        assert_eq!(first.len(), 1_000);
+        prefixes.put(turn(0, 1_000), first);
+        prefixes.put(turn(10_000, 4_000), behind_a_window(4_000));
+        let second = prefixes.take(kind, &turn(20_000, 4_000)).unwrap();
+        assert_eq!(second.len(), 1_000, "the long one begins alike and cannot go back there");
+        prefixes.put(turn(20_000, 1_400), behind_a_window(1_400));
+        let bytes = prefixes.bytes();
+        assert_eq!(prefixes.take(kind, &turn(20_000, 1_500)).unwrap().len(), 1_400);
+        assert_eq!(prefixes.take(kind, &turn(10_000, 4_100)).unwrap().len(), 4_000);
+        assert!(prefixes.bytes() < bytes);
+        assert!(prefixes.take(kind, &turn(30_000, 1_100)).is_none(), "each took what it goes on with");
+        // What goes on within reach takes the place of what it began with, and gives its end again.
+        prefixes.put(turn(10_000, 4_000), behind_a_window(4_000));
+        prefixes.put(turn(10_000, 4_900), behind_a_window(4_900));
+        assert_eq!(prefixes.take(kind, &turn(10_000, 4_500)).unwrap().len(), 4_499);
+        assert_eq!(prefixes.take(kind, &turn(10_000, 5_000)).unwrap().len(), 4_900);
+        assert_eq!(prefixes.bytes(), 0);
     }
 
     #[test]

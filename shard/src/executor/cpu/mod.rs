@@ -262,7 +262,8 @@ impl Executor for Shard {
         let layer = layer as usize;
         let paged = |shape| {
             let (_, rule) = self.blueprint.sight(layer, kind.attention);
-            Paged::new(shape, self.context).attending(kind.attention, rule, &self.cpu)
+            let back = self.blueprint.back(layer, kind.attention);
+            Paged::new(shape, self.context).looking(back).attending(kind.attention, rule, &self.cpu)
         };
         match self.blueprint.state_kind(layer).stored(kind.cache) {
             Kind::Paged(shape) => match self.blueprint.evicts(layer, kind.attention) {

@@ -475,8 +475,9 @@ impl Executor for GpuShard {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, layer: u32, _kind: SessionKind) -> Box<dyn LayerState> {
-        state::empty(&self.pool, (layer - self.range.start()) as usize)
+    fn new_layer_state(&self, layer: u32, kind: SessionKind) -> Box<dyn LayerState> {
+        let back = self.blueprint.back(layer as usize, kind.attention);
+        state::empty(&self.pool, (layer - self.range.start()) as usize, back)
     }
 
     /// Half of the free memory: the buffer of a layer grows to the next power of two of its pages.

@@ -66,7 +66,7 @@ mod tests;
 use std::{
     cell::RefCell,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -145,7 +145,7 @@ impl KvShape {
     }
 
     /// What a quarter stores besides its positions, in units of two bytes: for `q4` the key that its keys are relative to.
-    fn reference_len(self) -> usize {
+    pub(crate) fn reference_len(self) -> usize {
         if self.cache == CacheType::Q4 { self.kv_heads * self.head_dim } else { 0 }
     }
 }
@@ -157,6 +157,12 @@ pub type KvQuarter = Arc<Quarter>;
 /// Quarter number `quarter` of a session of `shape`, filled with `bits`.
 pub fn new_quarter(shape: KvShape, quarter: usize, bits: u16) -> KvQuarter {
     Arc::new(Quarter::new(quarter_len(shape.in_quarter(quarter)), bits))
+}
+
+/// What stands in the place of a quarter that no row looks at any more.
+pub fn gone_quarter() -> KvQuarter {
+    static GONE: LazyLock<KvQuarter> = LazyLock::new(|| Arc::new(Quarter::gone()));
+    GONE.clone()
 }
 
 /// Units of two bytes in one quarter of a page of `shape`, as [`KvShape::in_quarter`] says it.
@@ -174,7 +180,8 @@ fn have_shape(pages: &[KvQuarter], first: usize, shape: KvShape) -> bool {
 pub struct AttentionJob<'a> {
     /// Queries, `[n][heads * head_dim]`.
     pub q: &'a [f32],
-    /// The quarters of pages holding at least positions `0..start + n` as far as the window reaches back.
+    /// The quarters of pages holding at least positions `0..start + n` as far as the window reaches back; those before it may be
+    /// [`gone_quarter`]s.
     pub pages: &'a [KvQuarter],
     /// Heads of the cache.
     pub shape: KvShape,
@@ -386,7 +393,10 @@ impl AttentionJob<'_> {
             assert!(far::places(rule, self.start + n) <= PAGE, "more places than a page has");
         }
         assert!(self.start + n <= self.pages.len() * QUARTER, "the pages end before the queries");
-        assert!(have_shape(self.pages, 0, self.shape), "a page has another shape");
+        // What lies before the first row's window is not read, and may be gone. Other rows see no further back.
+        let window = self.window().filter(|_| self.far.is_none()).unwrap_or(usize::MAX);
+        let first = (self.start + 1).saturating_sub(window) / QUARTER;
+        assert!(have_shape(&self.pages[first..], first, self.shape), "a page has another shape");
     }
 }
 

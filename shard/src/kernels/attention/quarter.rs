@@ -121,6 +121,11 @@ impl Quarter {
         Self { start, len }
     }
 
+    /// What stands where a quarter was: it holds nothing and takes no memory.
+    pub(super) fn gone() -> Self {
+        Self { start: NonNull::dangling(), len: 0 }
+    }
+
     fn place(len: usize) -> NonNull<u8> {
         let place = place_of(len);
         let taken = slabs().entry(place).or_default().take(place);
@@ -133,6 +138,9 @@ impl Quarter {
 
 impl Drop for Quarter {
     fn drop(&mut self) {
+        if self.len == 0 {
+            return;
+        }
         let place = place_of(self.len);
         let mut slabs = slabs();
         let Some(of_size) = slabs.get_mut(&place) else { return };
@@ -148,6 +156,9 @@ impl Drop for Quarter {
 
 impl Clone for Quarter {
     fn clone(&self) -> Self {
+        if self.len == 0 {
+            return Self::gone();
+        }
         let start = Self::place(self.len).cast::<u16>();
         // SAFETY: both have room for `len` values, which are written here, and do not overlap.
         unsafe { start.copy_from_nonoverlapping(self.start, self.len) };
@@ -229,6 +240,13 @@ mod tests {
         assert_eq!(slabs_of(len), (2, count), "the fuller one is filled");
         drop(quarters);
         assert_eq!(slabs_of(len), (0, 0));
+    }
+
+    #[test]
+    fn what_is_gone_takes_no_place() {
+        let gone = Quarter::gone();
+        assert!(gone.is_empty() && gone == gone.clone());
+        assert_eq!(slabs_of(0), (0, 0));
     }
 
     #[test]

@@ -9,6 +9,8 @@
 //! alike is found without a token being on disk. What ended is written [`COLD`] later, since a conversation's next turn begins
 //! with it and holds it whole.
 //!
+//! Limits: of a model with windows a state on disk begins what goes on at its end, not what begins like it and is shorter.
+//!
 //! Bounds: what waits to be written ([`Waiting`]) takes a quarter of the memory of kept ones at most.
 
 use std::{
@@ -104,6 +106,10 @@ impl ColdPrefixes {
         if names.last().is_none_or(|last| self.beginnings.contains_key(&short(last))) {
             return;
         }
+        // It is taken up to a name at most, and behind windows it goes back to few positions once it is read: it ends there.
+        let named = names.len() * EVERY;
+        let ends = state.share(named).filter(|ends| ends.len() == named);
+        let state = ends.unwrap_or(state);
         // What began this one is held by it.
         self.waiting.retain(|other| !other.last().is_some_and(|last| names.contains(last)));
         self.waiting.push(names, state, now);

@@ -27,7 +27,7 @@ use crate::kernels::simd::LANES;
 const GROUPS: usize = QUARTER / LANES;
 
 /// Where a quarter of `shape` has the reference of its first head.
-pub(in super::super) fn begins(shape: KvShape) -> usize {
+pub(crate) fn begins(shape: KvShape) -> usize {
     QUARTER * shape.position_len()
 }
 
