@@ -219,8 +219,10 @@ struct Entry {
     ttl: Duration,
     heard: Instant,
     void: Instant,
-    /// Empty once void.
+    /// As it was said, whether void or not.
     bytes: Vec<u8>,
+    /// The last renewal of it, if there was one.
+    renewal: Vec<u8>,
     budget: Budget,
     /// Who brought its first announcement.
     via: PeerId,
@@ -247,7 +249,7 @@ impl Ledger {
         connected: impl Fn(NodeId) -> bool,
     ) -> Verdict {
         if Renewal::is_meant(bytes) {
-            return Renewal::open(bytes).map_or(Verdict::Invalid, |renewal| self.renew(renewal, now));
+            return Renewal::open(bytes).map_or(Verdict::Invalid, |renewal| self.renew(renewal, bytes, now));
         }
         let Ok(announcement) = announce::open(bytes) else { return Verdict::Invalid };
         let sequence = announcement.capability.claim().sequence;
@@ -260,7 +262,7 @@ impl Ledger {
             }
             (entry.sequence, entry.of, entry.ttl) = (sequence, sequence, ttl);
             (entry.heard, entry.void) = (now, now + ttl);
-            (entry.bytes, entry.said) = (bytes.to_vec(), said);
+            (entry.bytes, entry.renewal, entry.said) = (bytes.to_vec(), Vec::new(), said);
             entry.proven |= connected(node);
             return Verdict::Fresh(Box::new(announcement));
         }
@@ -271,25 +273,29 @@ impl Ledger {
         let mut budget = Budget::full(NODE_BURST, now);
         budget.take(NODE_RATE, NODE_BURST, now);
         let (void, bytes) = (now + ttl, bytes.to_vec());
-        let (of, heard) = (sequence, now);
-        self.entries.insert(node, Entry { sequence, of, ttl, heard, void, bytes, budget, via, proven, said });
+        let (of, heard, renewal) = (sequence, now, Vec::new());
+        let entry = Entry { sequence, of, ttl, heard, void, bytes, renewal, budget, via, proven, said };
+        self.entries.insert(node, entry);
         Verdict::Fresh(Box::new(announcement))
     }
 
-    /// What a node announced holds on, if it is what is kept: as if it had been said again whole.
-    fn renew(&mut self, renewal: Renewal, now: Instant) -> Verdict {
-        let entry = self.entries.get_mut(&renewal.node).filter(|entry| entry.void > now);
-        // Of an announcement that was not heard nothing can be said: neighbors ask for it, others hear the next whole one.
-        let Some(entry) = entry.filter(|entry| entry.of == renewal.of && entry.sequence < renewal.sequence)
-        else {
-            return Verdict::Stale;
-        };
+    /// What a node announced holds on, if it is what is kept: as if it had been said again whole, also where it was void.
+    fn renew(&mut self, renewal: Renewal, bytes: &[u8], now: Instant) -> Verdict {
+        let entry = self.entries.get_mut(&renewal.node).filter(|entry| entry.sequence < renewal.sequence);
+        let Some(entry) = entry else { return Verdict::Stale };
         if !entry.budget.take(NODE_RATE, NODE_BURST, now) {
             return Verdict::Stale;
         }
-        let again = announce::open(&entry.bytes).ok().and_then(|said| said.numbered(renewal.sequence));
+        if entry.of != renewal.of {
+            // Of an announcement that was not heard nothing can be said, and the one that is kept does not hold any more:
+            // neighbors ask for it, others hear the next whole one.
+            entry.void = entry.void.min(now);
+            return Verdict::Stale;
+        }
+        let again = announce::read_again(&entry.bytes).and_then(|said| said.numbered(renewal.sequence));
         let Some(again) = again else { return Verdict::Stale };
         (entry.sequence, entry.heard, entry.void) = (renewal.sequence, now, now + entry.ttl);
+        entry.renewal = bytes.to_vec();
         Verdict::Fresh(Box::new(again))
     }
 
@@ -336,12 +342,13 @@ impl Ledger {
         oldest.is_some_and(|node| self.entries.remove(&node).is_some())
     }
 
-    /// What is not void and says what may be handed out, freshest first.
+    /// What is not void and says what may be handed out, freshest first, each before its renewal.
     pub fn known(&self, now: Instant, may: impl Fn(Said) -> bool) -> Vec<Vec<u8>> {
         let handed = |entry: &&Entry| entry.void > now && may(entry.said);
         let mut live: Vec<&Entry> = self.entries.values().filter(handed).collect();
         live.sort_by_key(|entry| std::cmp::Reverse(entry.heard));
-        live.into_iter().map(|entry| entry.bytes.clone()).collect()
+        let both = live.into_iter().flat_map(|entry| [&entry.bytes, &entry.renewal]);
+        both.filter(|bytes| !bytes.is_empty()).cloned().collect()
     }
 
     /// Where `node` says that it is, by its last announcement that holds.
@@ -369,10 +376,6 @@ impl Ledger {
     /// Gives back the room of what is void.
     pub fn expire(&mut self, now: Instant) {
         self.entries.retain(|_, entry| now.saturating_duration_since(entry.void) < MEMORY);
-        self.entries
-            .values_mut()
-            .filter(|entry| entry.void <= now)
-            .for_each(|entry| entry.bytes = Vec::new());
         if self.entries.len() >= MAX_NODES {
             // Under pressure old numbers go first: a replay costs one ttl, an unknown node would cost a peer.
             self.entries.retain(|_, entry| entry.void > now);
@@ -434,8 +437,8 @@ mod tests {
         for n in from..from + count {
             let (void, budget) = (now + Duration::from_secs(90), Budget::full(NODE_BURST, now));
             let (bytes, said, ttl) = (Vec::new(), Said::default(), Duration::from_secs(90));
-            let (sequence, of, heard, proven) = (1, 1, now, false);
-            let entry = Entry { sequence, of, ttl, heard, void, bytes, budget, via, proven, said };
+            let (sequence, of, heard, proven, renewal) = (1, 1, now, false, Vec::new());
+            let entry = Entry { sequence, of, ttl, heard, void, bytes, renewal, budget, via, proven, said };
             ledger.entries.insert(NodeId::numbered(n), entry);
         }
     }
@@ -510,26 +513,37 @@ mod tests {
             (again.node(), again.capability.claim().sequence, again.ttl_ms),
             (identity.node(), 6, 10_000)
         );
-        assert_eq!(ledger.known(at(15), |_| true), [sealed(1, 5, 10_000)], "a newcomer is given the whole");
+        let both = [sealed(1, 5, 10_000), renewal(6, 5)];
+        assert_eq!(ledger.known(at(15), |_| true), both, "a newcomer is given the whole, too");
+        let mut newcomer = Ledger::default();
+        assert!(both.iter().all(|bytes| fresh(&mut newcomer, bytes, at(15))));
         assert!(!fresh(&mut ledger, &renewal(6, 5), at(15)), "a replay");
-        assert!(!fresh(&mut ledger, &renewal(8, 7), at(15)), "of an announcement that was not heard");
         assert!(!fresh(&mut ledger, &sealed(1, 6, 10_000), at(15)), "its number is used");
         assert!(ledger.knows(identity.node(), at(17)) && !ledger.knows(identity.node(), at(18)));
         ledger.expire(at(18));
-        assert!(!fresh(&mut ledger, &renewal(9, 5), at(18)), "what is void was forgotten");
-        assert!(fresh(&mut ledger, &sealed(1, 10, 10_000), at(18)));
-        let mut lie = renewal(11, 10);
+        // After a cut that lasted longer: what a neighbor hands out, and what the author says.
+        assert!(!fresh(&mut ledger, &both[0], at(18)) && !fresh(&mut ledger, &both[1], at(18)));
+        assert!(fresh(&mut ledger, &renewal(8, 5), at(18)) && ledger.knows(identity.node(), at(27)));
+        assert!(!fresh(&mut ledger, &renewal(10, 9), at(19)), "of an announcement that was not heard");
+        assert!(
+            !ledger.knows(identity.node(), at(19)),
+            "what is kept does not hold any more: it is asked for"
+        );
+        assert!(
+            fresh(&mut ledger, &sealed(1, 9, 10_000), at(19)) && fresh(&mut ledger, &renewal(10, 9), at(19))
+        );
+        let mut lie = renewal(11, 9);
         for at in 0..lie.len() {
             lie[at] ^= 1;
-            let verdict = hear(&mut ledger, &lie, start + Duration::from_secs(19));
+            let verdict = hear(&mut ledger, &lie, start + Duration::from_secs(20));
             assert!(matches!(verdict, Verdict::Invalid), "byte {at}");
             lie[at] ^= 1;
         }
-        assert!(matches!(hear(&mut ledger, &renewal(10, 10), at(19)), Verdict::Invalid), "of itself");
-        ledger.hold(identity.node(), at(27));
-        assert!(ledger.knows(identity.node(), at(36)) && !ledger.knows(identity.node(), at(37)));
-        ledger.hold(identity.node(), at(37));
-        assert!(!ledger.knows(identity.node(), at(37)), "what is void stays void");
+        assert!(matches!(hear(&mut ledger, &renewal(11, 11), at(20)), Verdict::Invalid), "of itself");
+        ledger.hold(identity.node(), at(28));
+        assert!(ledger.knows(identity.node(), at(37)) && !ledger.knows(identity.node(), at(38)));
+        ledger.hold(identity.node(), at(38));
+        assert!(!ledger.knows(identity.node(), at(38)), "what is void stays void");
     }
 
     #[test]

@@ -45,22 +45,22 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
 pub(crate) enum Pace {
     /// Every second: something runs over it, or it is doubted.
     InUse,
-    /// Every 5 s: the peer was met a moment ago, and how far it is is hardly known.
+    /// Every 5 s: the peer was met a moment ago, and how far it is is hardly known, or others reach this node through it.
     New,
     /// Every 30 s: nothing runs over it, and that the peer is there and how far it is still counts.
     Resting,
-    /// Not at all: another connection to the same peer is, and the transport says when this one ends.
+    /// Every two minutes: another connection to the same peer is pinged more often.
     Spare,
 }
 
 impl Pace {
-    fn interval(self) -> Option<Duration> {
-        match self {
-            Self::InUse => Some(Duration::from_secs(1)),
-            Self::New => Some(Duration::from_secs(5)),
-            Self::Resting => Some(Duration::from_secs(30)),
-            Self::Spare => None,
-        }
+    fn interval(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::InUse => 1,
+            Self::New => 5,
+            Self::Resting => 30,
+            Self::Spare => 120,
+        })
     }
 }
 
@@ -187,8 +187,7 @@ impl Handler {
 
     /// Whether a ping is due; if not, the task is woken when it is.
     fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(interval) = self.pace.interval() else { return false };
-        let Some(last) = self.last else { return true };
+        let (interval, Some(last)) = (self.pace.interval(), self.last) else { return true };
         let timer = self.timer.get_or_insert_with(|| {
             let at = tokio::time::Instant::from_std(last + interval);
             Box::pin(tokio::time::sleep_until(at))
@@ -249,10 +248,10 @@ impl ConnectionHandler for Handler {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<ConnectionHandlerEvent<Self::OutboundProtocol, (), Pinged>> {
-        while let Some(Poll::Ready(answered)) =
-            self.inbound.as_mut().map(|answering| answering.poll_unpin(cx))
-        {
+        if let Some(Poll::Ready(answered)) = self.inbound.as_mut().map(|answering| answering.poll_unpin(cx)) {
             self.inbound = answered.ok().map(|stream| answer(stream).boxed());
+            // One at a time, however many wait: others have their turn between.
+            cx.waker().wake_by_ref();
         }
         if let Some(error) = self.failed.take() {
             return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(Err(error)));

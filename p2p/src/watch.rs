@@ -7,13 +7,14 @@
 //!
 //! Peers are asked about public addresses only. Whether a peer of the same network reaches an address of it, a connection says; and
 //! before a peer dials for others it asks for up to 100 kB, so a home of five nodes spent 44 kbit/s on such questions: a port that nothing
-//! listens on is asked about every few seconds. Of public addresses [`QUESTIONS`] at once and one in five minutes are asked about; what
-//! is not, the client does not ask about again.
+//! listens on is asked about every few seconds. Of public addresses [`QUESTIONS`] at once and one in five minutes are asked about;
+//! others wait, [`MAX_WAITING`] at most.
 //!
 //! Limits: [`MAX_HOSTS`] hosts are remembered, beyond them the one heard of longest ago is taken for strange too early.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ use libp2p::swarm::{
     ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId, autonat};
+use tokio::time::Sleep;
 
 use crate::gossip::Budget;
 use crate::path::{self, Path};
@@ -36,6 +38,10 @@ const FORGOTTEN: Duration = Duration::from_secs(600);
 const QUESTIONS: f64 = 16.0;
 /// Questions a second, sustained.
 const QUESTION_RATE: f64 = 1.0 / 300.0;
+/// Questions that wait: as many addresses as a node may have. Those beyond are not asked.
+const MAX_WAITING: usize = 32;
+/// How often it is looked whether one that waits may be asked.
+const LOOK: Duration = Duration::from_secs(10);
 /// Hosts that are remembered; a node has far fewer connections.
 const MAX_HOSTS: usize = 4_096;
 
@@ -54,11 +60,18 @@ struct Host {
     last: Instant,
 }
 
+/// What the client wants a connection to ask.
+type Question = ToSwarm<Noticed, THandlerInEvent<Watch>>;
+
 /// See the [module](self).
 pub(crate) struct Watch {
     client: Toggle<autonat::v2::client::Behaviour>,
     /// Questions that it may ask.
     questions: Budget,
+    /// Those that wait.
+    waiting: VecDeque<Question>,
+    /// When those that wait are looked at next.
+    look: Option<Pin<Box<Sleep>>>,
     hosts: HashMap<IpAddr, Host>,
     /// Where the connections lead that there are.
     connected: HashMap<ConnectionId, IpAddr>,
@@ -83,11 +96,28 @@ impl Watch {
         Self {
             client: client.into(),
             questions: Budget::full(QUESTIONS, Instant::now()),
+            waiting: VecDeque::new(),
+            look: None,
             hosts: HashMap::new(),
             connected: HashMap::new(),
             dialing: HashMap::new(),
             noticed: VecDeque::new(),
         }
+    }
+
+    /// A question that has waited and may be asked now; if there is none yet, the task is woken when it is worth a look.
+    fn question(&mut self, cx: &mut Context<'_>) -> Option<Question> {
+        while !self.waiting.is_empty() {
+            if self.questions.take(QUESTION_RATE, QUESTIONS, Instant::now()) {
+                return self.waiting.pop_front();
+            }
+            let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
+            if look.as_mut().poll(cx).is_pending() {
+                return None;
+            }
+            self.look = None;
+        }
+        None
     }
 
     /// This node sends something to a host, or has received something from it.
@@ -204,22 +234,23 @@ impl NetworkBehaviour for Watch {
         if let Some(noticed) = self.noticed.pop_front() {
             return Poll::Ready(ToSwarm::GenerateEvent(noticed));
         }
-        loop {
-            match self.client.poll(cx) {
+        while let Poll::Ready(action) = self.client.poll(cx) {
+            let action = action.map_out(|tested| Noticed::Tested {
+                address: tested.tested_addr,
+                server: tested.server,
+                reached: tested.result.is_ok(),
+            });
+            match action {
                 // One peer's word: the judge decides.
-                Poll::Ready(ToSwarm::ExternalAddrConfirmed(_)) => {}
-                Poll::Ready(ToSwarm::NotifyHandler { .. })
-                    if !self.questions.take(QUESTION_RATE, QUESTIONS, Instant::now()) => {}
-                Poll::Ready(action) => {
-                    return Poll::Ready(action.map_out(|tested| Noticed::Tested {
-                        address: tested.tested_addr,
-                        server: tested.server,
-                        reached: tested.result.is_ok(),
-                    }));
+                ToSwarm::ExternalAddrConfirmed(_) => {}
+                question @ ToSwarm::NotifyHandler { .. } if self.waiting.len() < MAX_WAITING => {
+                    self.waiting.push_back(question);
                 }
-                Poll::Pending => return Poll::Pending,
+                ToSwarm::NotifyHandler { .. } => {}
+                other => return Poll::Ready(other),
             }
         }
+        self.question(cx).map_or(Poll::Pending, Poll::Ready)
     }
 }
 

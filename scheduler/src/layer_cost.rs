@@ -38,6 +38,14 @@ pub const MAX_ROW_VALUES: u32 = 1 << 17;
 /// a stage refuses sessions that it was planned for.
 pub const BEHIND_WINDOW: u64 = 1_280;
 
+/// Positions of which memory is made at once, a quarter of a page.
+const STEP: u64 = 64;
+
+/// Most positions that are kept of a layer whose rows see `window`.
+fn behind(window: u64) -> u64 {
+    (window + BEHIND_WINDOW).next_multiple_of(STEP)
+}
+
 /// What one layer costs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LayerCost {
@@ -71,7 +79,7 @@ impl LayerCost {
 
     /// Positions whose state is in memory after `positions`: all of them, or a window and [`BEHIND_WINDOW`].
     pub fn kept(&self, positions: u64) -> u64 {
-        self.window.map_or(positions, |window| positions.min(u64::from(window) + BEHIND_WINDOW))
+        self.window.map_or(positions, |window| positions.min(behind(window.into())))
     }
 
     fn is_sane(&self) -> bool {
@@ -155,7 +163,7 @@ impl LayerCosts {
     /// budget, which layers without a window of their own keep at most, and an eighth more for what counts how positions are used.
     pub fn session_bytes(&self, range: LayerRange, positions: u64, attention: AttentionKind) -> u64 {
         let narrowed = match attention {
-            AttentionKind::Window(window) => positions.min(u64::from(window) + 1 + BEHIND_WINDOW),
+            AttentionKind::Window(window) => positions.min(behind(u64::from(window) + 1)),
             _ => positions,
         };
         let Some(budget) = attention.budget() else { return self.state_bytes(range, narrowed) };
@@ -257,8 +265,8 @@ mod tests {
         assert_eq!(bytes(10_000), [(64 + 1_280) * 8, 80_000]);
         let window =
             |at, window| costs.session_bytes(range(at, at + 1), 10_000, AttentionKind::Window(window));
-        assert_eq!([window(0, 31), window(1, 31)], [(32 + 1_280) * 8; 2]);
-        assert_eq!([window(0, 99), window(1, 99)], [(64 + 1_280) * 8, (100 + 1_280) * 8]);
+        assert_eq!([window(0, 31), window(1, 31)], [(64 + 1_280) * 8; 2], "whole quarters of a page");
+        assert_eq!([window(0, 99), window(1, 99)], [(64 + 1_280) * 8, (128 + 1_280) * 8]);
         let h2o = "h2o:budget=640,sinks=4,window=64".parse().unwrap();
         let of = |at, kind| costs.session_bytes(range(at, at + 1), 1_000, kind);
         assert_eq!([of(0, AttentionKind::Dense), of(1, AttentionKind::Dense)], [8_000; 2]);

@@ -213,8 +213,6 @@ impl Daemon {
             }
             Event::Disconnected { node } => {
                 self.announcing.gossip.gone(node);
-                // If it is there still, it has forgotten this node: others pass on what is said now.
-                self.announcing.gossip.tell();
                 self.serving.gone(node);
                 if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));

@@ -188,7 +188,7 @@ impl StateStore {
 
     /// The beginning of `state` that may be kept, apart from what happens to it; `None` when it is empty or cannot be had twice.
     pub fn part(state: &SessionState) -> Option<SessionState> {
-        let bytes = state.bytes().max(1);
+        let bytes = state.snapshot_bytes().max(1);
         let positions = state.len();
         let most = if bytes <= MAX_RECORD { positions } else { positions * (MAX_RECORD / 2) / bytes };
         state.share(most).filter(|state| !state.is_empty())

@@ -107,8 +107,9 @@ impl Filed {
         let filed = named.iter().filter_map(|(session, upto)| {
             let key = (*session, layers.start());
             let note = self.notes.get(&key)?;
+            let positions = (*upto as usize).min(at).min(note.positions as usize);
             let fits = note.layers == range && note.rounding == rounding && note.kind == kind;
-            fits.then(|| ((*upto as usize).min(at).min(note.positions as usize), key))
+            (fits && !empty.forgets(note.positions as usize, positions)).then_some((positions, key))
         });
         let best = filed.max_by_key(|(positions, _)| *positions);
         let Some((positions, key)) = best.filter(|(positions, _)| *positions >= have + WORTH) else {

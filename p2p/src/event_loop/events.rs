@@ -453,7 +453,7 @@ impl EventLoop {
     }
 
     /// A near peer that this node met over QUIC, which dials faster, is met over TCP too: streams take that, it is faster
-    /// there, and it ends at once when the peer's process dies, where QUIC is silent for seconds.
+    /// there, and it ends at once when the peer's process dies, where QUIC is silent for half a minute.
     fn meet_over_tcp(&mut self, peer: PeerId, path: Path, addresses: Vec<Multiaddr>) {
         let link = &self.swarm.behaviour().link;
         if !path::is_near(path) || addresses.is_empty() || !link.is_dialed(&peer) || !link.is_quic_only(&peer)

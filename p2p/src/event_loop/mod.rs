@@ -78,7 +78,7 @@ struct Met {
     rtt_ms: Option<f64>,
     /// When the node was told of a round trip last.
     timed: Option<Instant>,
-    /// The bytes that its streams have brought, and when the last of them came, while something runs over its connections.
+    /// The bytes of its streams, and when the last of them came or went, while something runs over its connections.
     heard: Option<(u64, Instant)>,
     agent: String,
     /// Connections on which it has said who it is.

@@ -171,7 +171,8 @@ impl EventLoop {
             let path = path.unwrap_or(Path::Relayed);
             let may = |said| swarm.hands(said, path);
             let own = &self.news.own;
-            known.extend((!own.bytes.is_empty() && may(own.said)).then(|| own.bytes.clone()));
+            let said = [Some(&own.bytes), own.renewal.as_ref()].into_iter().flatten();
+            known.extend(said.filter(|bytes| !bytes.is_empty() && may(own.said)).cloned());
             known.extend(self.news.ledger.known(now, may));
         }
         let answer = Answer::announcements(known);
@@ -529,7 +530,7 @@ impl EventLoop {
 }
 
 /// The relay that a circuit leads through.
-fn relay_of(circuit: &Multiaddr) -> Option<PeerId> {
+pub(super) fn relay_of(circuit: &Multiaddr) -> Option<PeerId> {
     circuit.iter().find_map(|part| match part {
         Protocol::P2p(relay) => Some(relay),
         _ => None,

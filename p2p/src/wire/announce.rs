@@ -222,6 +222,12 @@ pub fn open(bytes: &[u8]) -> Result<Announcement, Malformed> {
     Ok(announcement)
 }
 
+/// Reads an announcement whose signature was checked before.
+pub(crate) fn read_again(bytes: &[u8]) -> Option<Announcement> {
+    let (body, _) = bytes.split_last_chunk::<64>()?;
+    read(&mut Reader::new(body)).ok()
+}
+
 fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
     let claim = &draft.claim;
     let same = |(offer, holding): (&Offer, &Holding)| offer.model == holding.model;

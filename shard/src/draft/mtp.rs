@@ -207,10 +207,10 @@ impl StateDraft for MtpDraft {
     fn see(&mut self, from: usize, states: &[f32], text: &[u32]) -> Result<()> {
         let hidden = self.hidden();
         match from.checked_sub(self.first) {
-            Some(at) if at < self.state.len() => {
-                self.state.rewind(at);
-                self.waiting.clear();
-            }
+            Some(at) if at < self.state.len() => match self.state.rewind(at) == at {
+                true => self.waiting.clear(),
+                false => self.begin(from),
+            },
             Some(at) if at <= self.seen() => self.waiting.truncate((at - self.state.len()) * hidden),
             _ => self.begin(from),
         }

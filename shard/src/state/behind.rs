@@ -64,10 +64,11 @@ impl Back {
         window.max(position - position % self.block)
     }
 
-    /// The first position of a state of `len` positions: a page begins there, and all that the next row sees lies behind it. The
-    /// last position is kept too, whose quarter says what that behind it is relative to in a cache of `q4`.
+    /// The first position of a state of `len` positions: a page begins there, and all that its last row saw lies behind it, and
+    /// with that what the next row sees. One position may be taken back, therefore, and the quarter of the last one says what those
+    /// behind it are relative to in a cache of `q4`.
     pub fn kept(self, len: usize) -> usize {
-        self.first(len).min(len.saturating_sub(1)) / PAGE * PAGE
+        self.first(len.saturating_sub(1)) / PAGE * PAGE
     }
 
     /// The first position that stays when a state of `before` positions comes to hold `len`: [`REACH`] of them may be taken back,

@@ -51,6 +51,10 @@ impl LayerState for Beside {
         self.recurrent.prepare(positions);
     }
 
+    fn forgets(&self, len: usize, to: usize) -> bool {
+        self.paged.forgets(len, to) || self.recurrent.forgets(len, to)
+    }
+
     fn checkpoint(&self, to: usize) -> usize {
         // The keys and values go back to any position, or to none but 0.
         self.paged.checkpoint(self.recurrent.checkpoint(to))

@@ -21,6 +21,7 @@
 pub mod behind;
 mod beside;
 pub mod evicting;
+mod kind;
 pub(crate) mod look;
 mod nothing;
 pub mod paged;
@@ -30,12 +31,13 @@ pub mod recurrent;
 
 use std::any::Any;
 
-use scheduler::{CacheType, SessionKind};
+use scheduler::SessionKind;
 
-use crate::{Error, Result, kernels::KvShape};
+use crate::{Error, Result};
 pub use behind::Back;
 pub use beside::Beside;
 pub use evicting::Evicting;
+pub use kind::Kind;
 pub use nothing::Nothing;
 pub use paged::Paged;
 pub use pieces::{SnapshotReader, SnapshotWriter};
@@ -45,88 +47,6 @@ pub use recurrent::Recurrent;
 /// Bytes of a snapshot before the layers.
 const HEADER: usize = 4 + 8 + 4 + 8 + 8;
 const MAGIC: &[u8; 4] = b"SST1";
-
-/// What kind of state a layer has, before there is a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Keys and values of every position.
-    Paged(KvShape),
-    /// One vector.
-    Recurrent {
-        /// Its values.
-        width: usize,
-    },
-    /// Keys and values of every position, and one vector.
-    Beside {
-        /// The former.
-        kv: KvShape,
-        /// Values of the latter.
-        width: usize,
-    },
-    /// Nothing of its own: the layer reads the keys and values of an earlier one.
-    Nothing,
-}
-
-impl Kind {
-    /// Bytes of a state that keeps all of `positions` positions: a constant part and one that grows with them.
-    pub fn bytes(self, positions: usize) -> usize {
-        self.bytes_behind(Back::ALL, positions)
-    }
-
-    /// The same where rows look no further than `back`, after passes of at most [`behind::REACH`] rows.
-    pub fn bytes_behind(self, back: Back, positions: usize) -> usize {
-        let kept = back.most(positions);
-        match self {
-            Self::Paged(shape) => Paged::bytes_for(shape, kept),
-            Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
-            Self::Beside { kv, width } => Paged::bytes_for(kv, kept) + Recurrent::bytes_for(width, positions),
-            Self::Nothing => 0,
-        }
-    }
-
-    /// The same for a session whose keys and values are kept in the form `cache`: other states do not change.
-    pub fn stored(self, cache: CacheType) -> Self {
-        match self {
-            Self::Paged(shape @ KvShape { latent: None, .. }) => Self::Paged(KvShape { cache, ..shape }),
-            Self::Beside { kv, width } => Self::Beside { kv: KvShape { cache, ..kv }, width },
-            other => other,
-        }
-    }
-
-    /// Bytes that each further position costs, pages aside.
-    pub fn position_bytes(self) -> usize {
-        match self {
-            Self::Paged(shape) | Self::Beside { kv: shape, .. } => Paged::position_bytes(shape),
-            Self::Recurrent { .. } | Self::Nothing => 0,
-        }
-    }
-
-    /// Bytes that each row reads of the state whatever its position.
-    pub fn whole_bytes(self) -> usize {
-        match self {
-            Self::Recurrent { width } | Self::Beside { width, .. } => width * size_of::<f32>(),
-            Self::Paged(_) | Self::Nothing => 0,
-        }
-    }
-
-    /// Whether a state goes back to any position; where it does not, what follows a checkpoint is computed again.
-    pub fn goes_back(self) -> bool {
-        match self {
-            Self::Paged(_) | Self::Nothing => true,
-            Self::Recurrent { .. } | Self::Beside { .. } => false,
-        }
-    }
-
-    /// The state of a layer of profile `d1` that has seen nothing and may see `limit` positions.
-    pub fn empty(self, limit: usize) -> Box<dyn LayerState> {
-        match self {
-            Self::Paged(shape) => Box::new(Paged::new(shape, limit)),
-            Self::Recurrent { width } => Box::new(Recurrent::new(width)),
-            Self::Beside { kv, width } => Box::new(Beside::new(Paged::new(kv, limit), Recurrent::new(width))),
-            Self::Nothing => Box::new(Nothing),
-        }
-    }
-}
 
 /// What one layer of one session remembers.
 ///
@@ -147,6 +67,12 @@ pub trait LayerState: Any + Send {
     /// Makes room for a pass up to `positions`, and may free what none of its rows looks at.
     fn prepare(&mut self, positions: usize) {
         self.reserve(positions);
+    }
+
+    /// Whether a state of `len` positions that was restored cannot go back to `to`, since what a row there sees is behind a window and
+    /// in no snapshot.
+    fn forgets(&self, _len: usize, _to: usize) -> bool {
+        false
     }
 
     /// The last position at or before `to` that the state can go back to without computing; `to` is at most the positions held.
@@ -272,6 +198,16 @@ impl SessionState {
             )));
         }
         Ok(())
+    }
+
+    /// As [`LayerState::forgets`], of any layer.
+    pub fn forgets(&self, len: usize, to: usize) -> bool {
+        self.layers.iter().any(|layer| layer.forgets(len, to))
+    }
+
+    /// Bytes of a snapshot of what is held.
+    pub fn snapshot_bytes(&self) -> usize {
+        self.snapshot_len(self.len)
     }
 
     /// The last position at or before `to` that all layers can go back to.
@@ -469,7 +405,7 @@ pub(crate) mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
     use super::*;
-    use crate::kernels::QUARTER;
+    use crate::kernels::{KvShape, QUARTER};
 
     const SHAPE: KvShape = KvShape::new(2, 4);
 

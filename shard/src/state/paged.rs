@@ -248,6 +248,10 @@ impl LayerState for Paged {
         self.grow(positions);
     }
 
+    fn forgets(&self, len: usize, to: usize) -> bool {
+        self.back.kept(len) > self.back.kept(to)
+    }
+
     fn checkpoint(&self, to: usize) -> usize {
         if self.gone * QUARTER <= self.back.kept(to) { to } else { 0 }
     }

@@ -83,7 +83,8 @@ impl PrefixCache {
             kept.state.kind() == state.kind() && tokens[..state.len()].starts_with(&kept.tokens[..len(kept)])
         };
         // Where the new one has forgotten the beginning, as behind a window, another prompt finds it in the old one only.
-        let replaced = |kept: &Kept| begins(kept) && state.checkpoint(len(kept)) > 0;
+        let holds = |to| state.checkpoint(to) > 0 || !state.forgets(state.len(), to);
+        let replaced = |kept: &Kept| begins(kept) && holds(len(kept));
         while let Some(index) = self.kept.iter().position(replaced) {
             drop(self.remove(index));
         }

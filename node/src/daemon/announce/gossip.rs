@@ -2,9 +2,8 @@
 //!
 //! An announcement is said again when there is news, and news is damped: layers that come or go are told at once, load when it
 //! changed by half, distances when they did, each not oftener than its spacing. Without news it is renewed when it is about to be
-//! forgotten ([`REFRESH_MS`]), in 116 bytes, and every [`WHOLE_EVERY`]th time said whole; peers that are connected know by
-//! their pings that it holds on, so where all are it is renewed rarely ([`CONNECTED_REFRESH_MS`]). So a swarm at rest costs each of
-//! its members little, and a busy one not much more.
+//! forgotten ([`REFRESH_MS`]), in 116 bytes, and said whole after [`WHOLE_MS`]; peers that are connected know by their pings that
+//! it holds on, so where all are it is not renewed. So a swarm at rest costs each of its members little, and a busy one not much more.
 //!
 //! Distances are the median round trip of the last minute: a busy moment moves no peer away, and a line that slowed is
 //! believed after half of it. From them and from where its peers say they are follows where this node is
@@ -45,10 +44,8 @@ const MOST_ROOMS: usize = 4;
 /// Less than half of what peers forget us after (`TTL_MS`): one may be lost, on streams that lose nothing. Who is connected is
 /// missed anyway when its connection closes.
 const REFRESH_MS: u64 = 50_000;
-/// The same where every node that is known is connected.
-const CONNECTED_REFRESH_MS: u64 = 400_000;
-/// Of so many refreshes one is whole, for who missed the last one: some seven minutes.
-const WHOLE_EVERY: u32 = 8;
+/// It is said whole again after this long, for who missed the last one, and with what is not worth a word.
+const WHOLE_MS: u64 = 400_000;
 /// A change of this node's height above the plane of coordinates, and of the rates of its line, that is worth a word: such a share
 /// of what was said.
 const MOVED: f64 = 0.25;
@@ -57,9 +54,9 @@ const SPACING_MS: u64 = 500;
 /// News about load: leases tell the truth in between.
 const LOAD_SPACING_MS: u64 = 2_000;
 /// News about distances, which rarely change.
-const LINK_SPACING_MS: u64 = 10_000;
+const LINK_SPACING_MS: u64 = 30_000;
 /// A change of a distance that is not worth a word, ms.
-const SMALL_MS: f64 = 1.0;
+const SMALL_MS: f64 = 2.0;
 /// Addresses said of ourselves.
 const ADDRESSES: usize = 8;
 /// A round trip counts this long.
@@ -86,10 +83,9 @@ struct Trips {
 struct Said {
     at: Millis,
     figures: Figures,
-    /// The announcement that others have.
+    /// The announcement that others have, and since when.
     whole: Draft,
-    /// How often it was renewed.
-    renewals: u32,
+    whole_at: Millis,
 }
 
 impl Said {
@@ -137,6 +133,8 @@ pub(crate) struct Announcer {
     said: Option<Said>,
     /// Something changed that is told at once.
     changed: bool,
+    /// A peer is not connected any more.
+    parted: bool,
     draining: bool,
     trips: BTreeMap<NodeId, Trips>,
     paths: BTreeMap<NodeId, Path>,
@@ -156,6 +154,7 @@ impl Announcer {
             sequence: unix_ms,
             said: None,
             changed: true,
+            parted: false,
             draining: false,
             trips: BTreeMap::new(),
             paths: BTreeMap::new(),
@@ -191,8 +190,9 @@ impl Announcer {
         trips.ms
     }
 
-    /// Forgets a peer that is gone.
+    /// Forgets a peer that is gone. If it is there still, it has forgotten this node, too: others pass on what is said next.
     pub fn gone(&mut self, node: NodeId) {
+        self.parted = true;
         self.trips.remove(&node);
         self.paths.remove(&node);
     }
@@ -232,13 +232,14 @@ impl Announcer {
         let news = (age >= SPACING_MS && self.changed)
             || (age >= LOAD_SPACING_MS && figures.is_news_after(&said.figures))
             || (age >= LINK_SPACING_MS && self.links_are_news_after(&said.whole.links));
-        let old = || age >= CONNECTED_REFRESH_MS || age >= REFRESH_MS && !connected();
-        if news { Some(Due::News) } else { old().then_some(Due::Refresh) }
+        let parted = self.parted && age >= LOAD_SPACING_MS;
+        let old = || now.since(said.whole_at) >= WHOLE_MS || age >= REFRESH_MS && !connected();
+        if news { Some(Due::News) } else { (parted || old()).then_some(Due::Refresh) }
     }
 
     /// What was said, if saying that it holds on is enough instead of `draft`.
-    fn renewable(&mut self, due: Due, draft: &Draft) -> Option<&mut Said> {
-        let enough = |said: &&mut Said| said.renewals + 1 < WHOLE_EVERY && said.holds_for(draft);
+    fn renewable(&mut self, due: Due, now: Millis, draft: &Draft) -> Option<&mut Said> {
+        let enough = |said: &&mut Said| now.since(said.whole_at) < WHOLE_MS && said.holds_for(draft);
         self.said.as_mut().filter(|_| due == Due::Refresh).filter(enough)
     }
 
@@ -295,18 +296,18 @@ impl Announcing {
         draft.coordinate = self.gossip.settle(&view.swarm);
         merge_own(&draft, serving, &figures, view, now);
         let sequence = self.gossip.sequence;
-        let sealed = match self.gossip.renewable(due, &draft) {
+        let sealed = match self.gossip.renewable(due, now, &draft) {
             Some(said) => {
-                (said.at, said.renewals) = (now, said.renewals + 1);
+                said.at = now;
                 Ok(Renewal::seal(&self.node.identity, sequence, said.whole.claim.sequence))
             }
             None => {
                 let sealed = seal(&draft, &self.node.identity);
-                self.gossip.said = Some(Said { at: now, figures, whole: draft, renewals: 0 });
+                self.gossip.said = Some(Said { at: now, figures, whole: draft, whole_at: now });
                 sealed
             }
         };
-        self.gossip.changed = false;
+        (self.gossip.changed, self.gossip.parted) = (false, false);
         match sealed {
             Ok(sealed) => {
                 self.gossip.said_count += 1;

@@ -134,6 +134,10 @@ impl LayerState for DevicePages {
         self.grow(positions);
     }
 
+    fn forgets(&self, len: usize, to: usize) -> bool {
+        self.back.kept(len) > self.back.kept(to)
+    }
+
     fn checkpoint(&self, to: usize) -> usize {
         if self.begins <= self.back.kept(to) { to } else { 0 }
     }

@@ -35,7 +35,9 @@ impl Work<'_> {
             (false, false) => (base + next, true),
         };
         let shape = self.task.shape.in_quarter(position / QUARTER);
-        let seen = position < self.union(0, self.count).end;
+        let all = self.union(0, self.count);
+        // Of what no pair sees the quarter may be gone.
+        let seen = position < all.end && position / QUARTER >= all.start / QUARTER;
         if self.count > FEW || !seen || !keys && shape.latent.is_some() {
             return 0;
         }

@@ -52,7 +52,7 @@ fn news_of_a_stranger_is_an_occasion_to_say_the_home_no_more() {
         let mut gossip = Announcer::new(0);
         let address = if said_home { &home } else { &open };
         let whole = Draft { addresses: address.to_vec(), ..draft() };
-        gossip.said = Some(Said { at: Millis(0), figures, whole, renewals: 0 });
+        gossip.said = Some(Said { at: Millis(0), figures, whole, whole_at: Millis(0) });
         gossip.changed = false;
         gossip.heard_of(heard);
         let due = gossip.due(Millis(SPACING_MS), &figures, || false);
@@ -77,10 +77,10 @@ fn flicker_is_damped_and_news_is_not() {
         let Some(due) = gossip.due(now, &figures, || false) else { continue };
         assert!(due == Due::Refresh || t == 0, "only because it would be forgotten");
         let whole = Draft { links: gossip.links(), ..draft() };
-        match gossip.renewable(due, &whole) {
-            Some(said) => (said.at, said.renewals) = (now, said.renewals + 1),
+        match gossip.renewable(due, now, &whole) {
+            Some(said) => said.at = now,
             None => {
-                gossip.said = Some(Said { at: now, figures, whole, renewals: 0 });
+                gossip.said = Some(Said { at: now, figures, whole, whole_at: now });
                 wholes += 1;
             }
         }
@@ -88,10 +88,10 @@ fn flicker_is_damped_and_news_is_not() {
         said += 1;
     }
     assert_eq!(said, 3_600_000 / REFRESH_MS);
-    assert_eq!(wholes, said / u64::from(WHOLE_EVERY));
+    assert_eq!(wholes, 3_600_000 / WHOLE_MS);
     let now = Millis(3_600_000);
     let whole = Draft { links: gossip.links(), ..draft() };
-    gossip.said = Some(Said { at: now, figures: base, whole, renewals: 0 });
+    gossip.said = Some(Said { at: now, figures: base, whole, whole_at: now });
     let later = |ms: u64| Millis(now.0 + ms);
     let busy = Figures { active: 9, queue_ms: 20.0, ..base };
     assert!(
@@ -180,24 +180,27 @@ fn where_all_are_connected_little_is_said() {
     let mut gossip = Announcer::new(0);
     let figures = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
     let whole = Draft { links: Vec::new(), ..draft() };
-    gossip.said = Some(Said { at: Millis(0), figures, whole, renewals: 0 });
+    gossip.said = Some(Said { at: Millis(0), figures, whole, whole_at: Millis(0) });
     gossip.changed = false;
     let due = |ms, connected| gossip.due(Millis(ms), &figures, || connected);
     assert_eq!([REFRESH_MS - 1, REFRESH_MS].map(|ms| due(ms, false)), [None, Some(Due::Refresh)]);
-    let later = [REFRESH_MS, CONNECTED_REFRESH_MS - 1, CONNECTED_REFRESH_MS];
+    let later = [REFRESH_MS, WHOLE_MS - 1, WHOLE_MS];
     assert_eq!(later.map(|ms| due(ms, true)), [None, None, Some(Due::Refresh)]);
+    gossip.gone(node(3));
+    let due = gossip.due(Millis(LOAD_SPACING_MS), &figures, || true);
+    assert_eq!(due, Some(Due::Refresh), "it may have forgotten this node");
 }
 
 #[test]
 fn what_is_news_is_said_whole() {
     let mut gossip = Announcer::new(0);
     let figures = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
-    gossip.said = Some(Said { at: Millis(0), figures, whole: draft(), renewals: 0 });
-    assert!(gossip.renewable(Due::News, &draft()).is_none());
+    gossip.said = Some(Said { at: Millis(0), figures, whole: draft(), whole_at: Millis(0) });
+    assert!(gossip.renewable(Due::News, Millis(0), &draft()).is_none());
     let mut renews = |change: fn(&mut Draft)| {
         let mut draft = draft();
         change(&mut draft);
-        gossip.renewable(Due::Refresh, &draft).is_some()
+        gossip.renewable(Due::Refresh, Millis(WHOLE_MS - 1), &draft).is_some()
     };
     assert!(renews(|draft| draft.claim.sequence = 9));
     assert!(renews(|draft| draft.claim.up_bytes_per_ms *= 1.2));
@@ -222,7 +225,8 @@ fn what_is_news_is_said_whole() {
 fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
     let identity = p2p::Identity::from_seed([7; 32]);
     let whole = seal(&draft(), &identity).unwrap().len() as u32;
-    let bytes = (whole + (WHOLE_EVERY - 1) * RENEWAL_BYTES as u32) / WHOLE_EVERY;
+    let refreshes = (WHOLE_MS / REFRESH_MS) as u32;
+    let bytes = (whole + (refreshes - 1) * RENEWAL_BYTES as u32) / refreshes;
     let bits_per_s = f64::from(5 * 2 * bytes * 8) / (REFRESH_MS as f64 / 1e3);
     assert!(bits_per_s < 500.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
 }

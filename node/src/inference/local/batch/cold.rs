@@ -33,6 +33,9 @@ const SHORT: usize = 16;
 
 type Beginning = [u8; SHORT];
 
+/// Stands in a note for the name of a beginning to which the state does not go back once it is read.
+const NOT_REACHED: Name = [0; 32];
+
 /// See the module's page.
 pub(super) struct ColdPrefixes {
     store: StateStore,
@@ -108,8 +111,16 @@ impl ColdPrefixes {
         }
         // It is taken up to a name at most, and behind windows it goes back to few positions once it is read: it ends there.
         let named = names.len() * EVERY;
-        let ends = state.share(named).filter(|ends| ends.len() == named);
-        let state = ends.unwrap_or(state);
+        let state = match state.share(named).filter(|ends| ends.len() == named) {
+            Some(ends) => ends,
+            None if state.forgets(state.len(), named) => return,
+            None => state,
+        };
+        let reached = |(number, name): (usize, Name)| match state.forgets(state.len(), number * EVERY) {
+            true => NOT_REACHED,
+            false => name,
+        };
+        let names: Vec<Name> = (1..).zip(names).map(reached).collect();
         // What began this one is held by it.
         self.waiting.retain(|other| !other.last().is_some_and(|last| names.contains(last)));
         self.waiting.push(names, state, now);
@@ -156,7 +167,8 @@ fn index(
     name: Name,
     beginnings: impl Iterator<Item = Beginning>,
 ) {
-    for (number, beginning) in (1..).zip(beginnings) {
+    let reached = (1..).zip(beginnings).filter(|(_, beginning)| *beginning != short(&NOT_REACHED));
+    for (number, beginning) in reached {
         to.insert(beginning, (name, number * EVERY));
     }
 }
