@@ -3,7 +3,8 @@
 //! Of attention a page is [`PAGE`] positions (`state`), of a layer that recurs it is one vector (`vector`). Pages belong to a
 //! [`Pool`]; sessions that begin alike share them.
 //!
-//! Limits: an arena grows by copying, up to what one binding of the device holds.
+//! Limits: an arena grows by copying, up to what one binding of the device holds. What is set aside for a session when layers are
+//! loaded counts all positions, also where a layer with a window will free them.
 
 use std::{
     ops::Range,
