@@ -25,6 +25,9 @@ use crate::waiting_room::WaitingRoom;
 /// A handshake that takes longer is given up: ten round trips of a bad satellite link. One that comes in has less time, see
 /// [`crate::waiting_room`].
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// The same over QUIC, where nothing says that no host or process is there: a peer that is asked to dial an address has to say in
+/// ten seconds whether it could (AutoNAT).
+const QUIC_HANDSHAKE: Duration = Duration::from_secs(5);
 /// Silence after which a QUIC peer is dead where nothing runs over the connection, ms; where something does, pings say so
 /// within seconds ([`crate::pulse`]).
 const QUIC_IDLE_MS: u32 = 30_000;
@@ -57,7 +60,7 @@ pub(crate) fn build(
         .timeout(HANDSHAKE)
         .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     let mut quic = quic::Config::new(&key);
-    quic.handshake_timeout = HANDSHAKE;
+    quic.handshake_timeout = QUIC_HANDSHAKE;
     quic.max_idle_timeout = QUIC_IDLE_MS;
     quic.keep_alive_interval = QUIC_KEEP_ALIVE;
     (quic.max_stream_data, quic.max_connection_data) = (QUIC_STREAM_BYTES, QUIC_CONNECTION_BYTES);

@@ -6,15 +6,12 @@
 //! the way was told to let it in.
 //!
 //! Peers are asked about public addresses only. Whether a peer of the same network reaches an address of it, a connection says; and
-//! before a peer dials for others it asks for up to 100 kB, so a home of five nodes spent 44 kbit/s on such questions: a port that nothing
-//! listens on is asked about every few seconds. Of public addresses [`QUESTIONS`] at once and one in five minutes are asked about;
-//! others wait, [`MAX_WAITING`] at most.
+//! before a peer dials for others it asks for up to 100 kB.
 //!
 //! Limits: [`MAX_HOSTS`] hosts are remembered, beyond them the one heard of longest ago is taken for strange too early.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -27,21 +24,11 @@ use libp2p::swarm::{
     ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId, autonat};
-use tokio::time::Sleep;
 
-use crate::gossip::Budget;
 use crate::path::{self, Path};
 
 /// How long a router may remember whom its host has talked to, twice what RFC 4787 asks for.
 const FORGOTTEN: Duration = Duration::from_secs(600);
-/// Questions at once: the addresses under which the first peers see this node, each a few times.
-const QUESTIONS: f64 = 16.0;
-/// Questions a second, sustained.
-const QUESTION_RATE: f64 = 1.0 / 300.0;
-/// Questions that wait: as many addresses as a node may have. Those beyond are not asked.
-const MAX_WAITING: usize = 32;
-/// How often it is looked whether one that waits may be asked.
-const LOOK: Duration = Duration::from_secs(10);
 /// Hosts that are remembered; a node has far fewer connections.
 const MAX_HOSTS: usize = 4_096;
 
@@ -60,18 +47,9 @@ struct Host {
     last: Instant,
 }
 
-/// What the client wants a connection to ask.
-type Question = ToSwarm<Noticed, THandlerInEvent<Watch>>;
-
 /// See the [module](self).
 pub(crate) struct Watch {
     client: Toggle<autonat::v2::client::Behaviour>,
-    /// Questions that it may ask.
-    questions: Budget,
-    /// Those that wait.
-    waiting: VecDeque<Question>,
-    /// When those that wait are looked at next.
-    look: Option<Pin<Box<Sleep>>>,
     hosts: HashMap<IpAddr, Host>,
     /// Where the connections lead that there are.
     connected: HashMap<ConnectionId, IpAddr>,
@@ -95,29 +73,11 @@ impl Watch {
         let client = probes.then(autonat::v2::client::Behaviour::default);
         Self {
             client: client.into(),
-            questions: Budget::full(QUESTIONS, Instant::now()),
-            waiting: VecDeque::new(),
-            look: None,
             hosts: HashMap::new(),
             connected: HashMap::new(),
             dialing: HashMap::new(),
             noticed: VecDeque::new(),
         }
-    }
-
-    /// A question that has waited and may be asked now; if there is none yet, the task is woken when it is worth a look.
-    fn question(&mut self, cx: &mut Context<'_>) -> Option<Question> {
-        while !self.waiting.is_empty() {
-            if self.questions.take(QUESTION_RATE, QUESTIONS, Instant::now()) {
-                return self.waiting.pop_front();
-            }
-            let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
-            if look.as_mut().poll(cx).is_pending() {
-                return None;
-            }
-            self.look = None;
-        }
-        None
     }
 
     /// This node sends something to a host, or has received something from it.
@@ -234,23 +194,20 @@ impl NetworkBehaviour for Watch {
         if let Some(noticed) = self.noticed.pop_front() {
             return Poll::Ready(ToSwarm::GenerateEvent(noticed));
         }
-        while let Poll::Ready(action) = self.client.poll(cx) {
-            let action = action.map_out(|tested| Noticed::Tested {
-                address: tested.tested_addr,
-                server: tested.server,
-                reached: tested.result.is_ok(),
-            });
-            match action {
+        loop {
+            match self.client.poll(cx) {
                 // One peer's word: the judge decides.
-                ToSwarm::ExternalAddrConfirmed(_) => {}
-                question @ ToSwarm::NotifyHandler { .. } if self.waiting.len() < MAX_WAITING => {
-                    self.waiting.push_back(question);
+                Poll::Ready(ToSwarm::ExternalAddrConfirmed(_)) => {}
+                Poll::Ready(action) => {
+                    return Poll::Ready(action.map_out(|tested| Noticed::Tested {
+                        address: tested.tested_addr,
+                        server: tested.server,
+                        reached: tested.result.is_ok(),
+                    }));
                 }
-                ToSwarm::NotifyHandler { .. } => {}
-                other => return Poll::Ready(other),
+                Poll::Pending => return Poll::Pending,
             }
         }
-        self.question(cx).map_or(Poll::Pending, Poll::Ready)
     }
 }
 

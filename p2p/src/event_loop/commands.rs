@@ -114,7 +114,7 @@ impl EventLoop {
                 let (bytes_in, bytes_out) = link.traffic(peer);
                 let addresses = self.book.addresses(peer).iter().map(|a| format!("{a}/p2p/{peer}")).collect();
                 let connected_for_ms = met.since.elapsed().as_millis() as u64;
-                let (rtt_ms, agent) = (met.rtt_ms, met.agent.clone());
+                let (rtt_ms, agent) = (met.pulse.rtt_ms, met.agent.clone());
                 Some(PeerInfo {
                     node: met.node,
                     addresses,

@@ -1,6 +1,6 @@
 //! What the swarm reports.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use libp2p::core::ConnectedPoint;
@@ -15,8 +15,9 @@ use scheduler::NodeId;
 use scheduler::governor::Resource;
 use scheduler::reach::Origin;
 
+use super::pulse::{ASLEEP, Pulse};
 use super::{Dial, EventLoop, IDENTIFY, Met, Report, address, unix_now, upkeep};
-use crate::behaviour::{BehaviourEvent, split_life};
+use crate::behaviour::{Behaviour, BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
 use crate::event::Event;
@@ -28,6 +29,7 @@ use crate::link::{Stream, behaviour::Incoming};
 use crate::path::{self, Path, plausible};
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::plane::{Lane, Plane};
+use crate::pulse::{self, Pace};
 use crate::wire::announce::Announcement;
 
 /// How long a peer that floods is not listened to.
@@ -114,9 +116,7 @@ impl EventLoop {
         self.met.entry(peer).or_insert_with(|| Met {
             node,
             since: now,
-            rtt_ms: None,
-            timed: None,
-            heard: None,
+            pulse: Pulse::default(),
             agent: String::new(),
             introduced: HashSet::new(),
             life: None,
@@ -126,7 +126,6 @@ impl EventLoop {
             probed: None,
             relays: false,
             tried: None,
-            missed: HashMap::new(),
             forwarder: Forwarder::new(now),
             deaf_until: None,
         });
@@ -142,7 +141,7 @@ impl EventLoop {
     fn on_closed(&mut self, peer: &PeerId, connection: ConnectionId, left: u32) {
         if left > 0 {
             if let Some(met) = self.met.get_mut(peer) {
-                met.missed.remove(&connection);
+                met.pulse.forget(connection);
             }
             return self.tell_path(peer);
         }
@@ -415,7 +414,7 @@ impl EventLoop {
             self.news.ledger.prove(node);
             self.outbox.must(Event::Connected { node, path });
             // Often the first ping was faster than the introduction.
-            if let Some(ms) = met.rtt_ms {
+            if let Some(ms) = met.pulse.rtt_ms {
                 self.outbox.may(Event::RoundTrip { node, ms });
             }
         }
@@ -477,6 +476,53 @@ impl EventLoop {
         }
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
+    }
+
+    /// Sets the pace of every connection by what runs over it now.
+    pub(super) fn pace(&mut self, now: Instant) {
+        let slept = now.saturating_duration_since(self.due.ticked) > ASLEEP;
+        self.due.ticked = now;
+        let relays: Vec<PeerId> =
+            self.reservations.iter().filter_map(|r| upkeep::relay_of(&r.address)).collect();
+        let Behaviour { link, pulse, .. } = &mut **self.swarm.behaviour_mut();
+        for (peer, connection, pace) in link.paces(now) {
+            let pace = if pace == Pace::Resting && relays.contains(&peer) { Pace::New } else { pace };
+            pulse.set(peer, connection, pace);
+            let Some(met) = self.met.get_mut(&peer) else { continue };
+            // What goes out goes out under flow control: it says as much.
+            let (bytes_in, bytes_out) = link.traffic(&peer);
+            met.pulse.moved(pace == Pace::InUse, bytes_in.wrapping_add(bytes_out), slept, now);
+        }
+    }
+
+    fn on_pulse(&mut self, event: pulse::Event) {
+        let Some(met) = self.met.get_mut(&event.peer) else { return };
+        let (connection, now) = (event.connection, Instant::now());
+        let link = &mut self.swarm.behaviour_mut().link;
+        match event.result {
+            Ok(elapsed) => {
+                let ms = met.pulse.answered(connection, elapsed, now);
+                if link.trust(&event.peer, connection) {
+                    self.book.doubted_in_vain(&event.peer);
+                }
+                if met.told.is_some() && met.pulse.is_due(now) {
+                    self.outbox.may(Event::RoundTrip { node: met.node, ms });
+                }
+            }
+            Err(error) => {
+                let quic = link.is_quic(&event.peer, connection);
+                let Some(dead) = met.pulse.failed(connection, &error, quic, (self.due.ticked, now)) else {
+                    return;
+                };
+                link.doubt(&event.peer, connection);
+                if dead {
+                    tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
+                    self.swarm.close_connection(connection);
+                } else if link.is_doubted(&event.peer) {
+                    self.dial_beside(event.peer, Vec::new(), None);
+                }
+            }
+        }
     }
 
     fn on_kad(&mut self, event: kad::Event) {

@@ -43,6 +43,7 @@ use crate::transport;
 use crate::wire::control::Ask;
 use crate::woken::Woken;
 use outbox::Outbox;
+use pulse::Pulse;
 use standing::Way;
 
 /// How often what is due is looked at: the resolution of redials and expiries.
@@ -75,11 +76,7 @@ enum Report {
 struct Met {
     node: NodeId,
     since: Instant,
-    rtt_ms: Option<f64>,
-    /// When the node was told of a round trip last.
-    timed: Option<Instant>,
-    /// The bytes of its streams, and when the last of them came or went, while something runs over its connections.
-    heard: Option<(u64, Instant)>,
+    pulse: Pulse,
     agent: String,
     /// Connections on which it has said who it is.
     introduced: HashSet<ConnectionId>,
@@ -97,8 +94,6 @@ struct Met {
     relays: bool,
     /// When it was last asked to without having said so.
     tried: Option<Instant>,
-    /// Pings unanswered in a row on each connection; one may be dead while another lives.
-    missed: HashMap<ConnectionId, u32>,
     forwarder: Forwarder,
     /// Not listened to until then.
     deaf_until: Option<Instant>,
