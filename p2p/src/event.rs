@@ -27,7 +27,8 @@ pub enum Reachability {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A node announced something new about itself; signature, bounds and freshness are checked. With the sealed bytes.
+    /// A node announced something new about itself, or said that what it announced holds on; signature, bounds and freshness are
+    /// checked. With the sealed bytes of what came.
     Announcement(Box<Announcement>, Vec<u8>),
     /// A peer asks for something; answer with [`Network::answer`](crate::Network::answer). May come before the peer's `Connected`.
     Ask {

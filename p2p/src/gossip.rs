@@ -302,7 +302,7 @@ impl Ledger {
     /// A node is connected, so it is there: what is kept of it holds on.
     pub fn hold(&mut self, node: NodeId, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&node).filter(|entry| entry.void > now) {
-            entry.void = entry.void.max(now + entry.ttl);
+            (entry.void, entry.heard) = (entry.void.max(now + entry.ttl), now);
         }
     }
 
@@ -342,13 +342,21 @@ impl Ledger {
         oldest.is_some_and(|node| self.entries.remove(&node).is_some())
     }
 
-    /// What is not void and says what may be handed out, freshest first, each before its renewal.
+    /// What is kept of `node` and not void, as its last renewal has it, and as it was sealed.
+    pub fn again(&self, node: NodeId, now: Instant) -> Option<(Box<Announcement>, Vec<u8>)> {
+        let entry = self.entries.get(&node).filter(|entry| entry.void > now)?;
+        let again = announce::read_again(&entry.bytes)?.numbered(entry.sequence)?;
+        Some((Box::new(again), entry.bytes.clone()))
+    }
+
+    /// What is not void and says what may be handed out, freshest first, and then their renewals.
     pub fn known(&self, now: Instant, may: impl Fn(Said) -> bool) -> Vec<Vec<u8>> {
         let handed = |entry: &&Entry| entry.void > now && may(entry.said);
         let mut live: Vec<&Entry> = self.entries.values().filter(handed).collect();
         live.sort_by_key(|entry| std::cmp::Reverse(entry.heard));
-        let both = live.into_iter().flat_map(|entry| [&entry.bytes, &entry.renewal]);
-        both.filter(|bytes| !bytes.is_empty()).cloned().collect()
+        let renewals = live.iter().map(|entry| &entry.renewal);
+        let all = live.iter().map(|entry| &entry.bytes).chain(renewals);
+        all.filter(|bytes| !bytes.is_empty()).cloned().collect()
     }
 
     /// Where `node` says that it is, by its last announcement that holds.
@@ -515,6 +523,8 @@ mod tests {
         );
         let both = [sealed(1, 5, 10_000), renewal(6, 5)];
         assert_eq!(ledger.known(at(15), |_| true), both, "a newcomer is given the whole, too");
+        let (said, bytes) = ledger.again(identity.node(), at(15)).unwrap();
+        assert_eq!((said.capability.claim().sequence, &bytes), (6, &both[0]));
         let mut newcomer = Ledger::default();
         assert!(both.iter().all(|bytes| fresh(&mut newcomer, bytes, at(15))));
         assert!(!fresh(&mut ledger, &renewal(6, 5), at(15)), "a replay");

@@ -38,7 +38,7 @@ use tokio::time::Sleep;
 /// Bytes of a ping.
 const PING_BYTES: usize = 32;
 /// Longer than any link in use; a slower one cannot carry a token anyway.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How often a connection is pinged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +49,7 @@ pub(crate) enum Pace {
     New,
     /// Every 30 s: nothing runs over it, and that the peer is there and how far it is still counts.
     Resting,
-    /// Every two minutes: another connection to the same peer is pinged more often.
+    /// Every minute: another connection to the same peer is pinged more often.
     Spare,
 }
 
@@ -59,7 +59,7 @@ impl Pace {
             Self::InUse => 1,
             Self::New => 5,
             Self::Resting => 30,
-            Self::Spare => 120,
+            Self::Spare => 60,
         })
     }
 }

@@ -186,7 +186,8 @@ impl StateStore {
         Ok(Self { file, saves, writing })
     }
 
-    /// The beginning of `state` that may be kept, apart from what happens to it; `None` when it is empty or cannot be had twice.
+    /// The beginning of `state` that may be kept, apart from what happens to it; `None` when it is empty, cannot be had twice, or when
+    /// what would fit is behind a window of a layer.
     pub fn part(state: &SessionState) -> Option<SessionState> {
         let bytes = state.snapshot_bytes().max(1);
         let positions = state.len();

@@ -417,6 +417,10 @@ impl EventLoop {
             if let Some(ms) = met.pulse.rtt_ms {
                 self.outbox.may(Event::RoundTrip { node, ms });
             }
+            // The node forgot it when it was gone, and its neighbors may have nothing newer to say.
+            if let Some((again, bytes)) = self.news.ledger.again(node, now).filter(|_| fresh) {
+                self.outbox.may(Event::Announcement(again, bytes));
+            }
         }
         let speaks_kad = info.protocols.contains(&self.local.names.kad);
         let local_only = self.local.loopback_only;

@@ -27,7 +27,7 @@ pub const MAX_ASK: usize = 16 << 10;
 pub const MAX_ANSWER: usize = 256 << 10;
 /// Longest catalog of models in an answer, bytes.
 pub const MAX_CATALOG: usize = MAX_ANSWER - 5;
-/// Announcements of one answer; who knows more sends the freshest and lets gossip bring the rest.
+/// Announcements, and renewals behind them, of one answer; who knows more sends the freshest and lets gossip bring the rest.
 pub const MAX_CAUGHT_UP: usize = 1_024;
 /// Longest explanation of a refusal, bytes; what goes beyond is cut off.
 pub const MAX_TEXT: usize = 256;

@@ -8,14 +8,14 @@ use crate::kernels::KvShape;
 /// What kind of state a layer has, before there is a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Keys and values of every position.
+    /// Keys and values of every position, or of those that [`Back`] leaves.
     Paged(KvShape),
     /// One vector.
     Recurrent {
         /// Its values.
         width: usize,
     },
-    /// Keys and values of every position, and one vector.
+    /// The same, and one vector.
     Beside {
         /// The former.
         kv: KvShape,

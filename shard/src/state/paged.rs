@@ -1,4 +1,4 @@
-//! Keys and values of every position, in pages.
+//! Keys and values of every position, or of those that rows still look at, in pages.
 //!
 //! A [`Paged`] grows by quarters of a page, [`crate::kernels::QUARTER`] positions, whose inner layout is the attention kernel's (f16, or
 //! codes of 8 or 4 bits with their scales; keys by groups of 16 positions, values position by position). Going back frees the quarters that no longer hold anything; what
@@ -23,7 +23,7 @@
 //!
 //! A quarter is copied when it is written to: sessions that begin alike share those that both have ([`LayerState::share`]).
 //!
-//! Limits: what two sessions share ends with the last whole quarter of both. Sessions with sparse attention keep all pages.
+//! Limits: what two sessions share ends with the last whole quarter of both. Layers that see by a sparse rule keep all pages.
 
 use std::{ops::Range, sync::Arc};
 

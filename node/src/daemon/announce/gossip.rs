@@ -280,7 +280,7 @@ fn nearer(ms: f64, path: Path) -> f64 {
 }
 
 impl Announcing {
-    /// Says what changed, or that nothing did when it was said long ago.
+    /// Says what changed, or that what was said holds on.
     pub(crate) async fn announce(&mut self, urgent: bool, serving: &mut Serving, view: &mut Viewing) {
         let now = self.node.now();
         self.gossip.changed |= urgent;

@@ -222,7 +222,7 @@ fn what_is_news_is_said_whole() {
 /// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
 /// twice, once each way.
 #[test]
-fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
+fn five_idle_nodes_that_are_not_all_connected_announce_little() {
     let identity = p2p::Identity::from_seed([7; 32]);
     let whole = seal(&draft(), &identity).unwrap().len() as u32;
     let refreshes = (WHOLE_MS / REFRESH_MS) as u32;

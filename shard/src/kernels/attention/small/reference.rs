@@ -2,7 +2,8 @@
 //!
 //! Keys of one head lie around a point that is far from zero and moves slowly, since rotation by position turns some dimensions slowly. What
 //! is left without it takes a smaller scale. A quarter keeps its own behind its positions, `[kv_heads][head_dim]` f16, so nothing else has to
-//! be there to read it; it follows from the keys before it as they are kept, so a snapshot lacks it and what restores one computes it again.
+//! be there to read it; it follows from the keys before it as they are kept, so a snapshot lacks it and what restores one computes it again, but
+//! for that of the first quarter of one that begins behind a window.
 //!
 //! # What is computed, in this order (profile d1)
 //! 16 partial sums by position mod 16, positions ascending, added 8, 4, 2, 1 apart, each operation rounded by itself:
