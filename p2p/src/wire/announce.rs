@@ -171,6 +171,7 @@ impl Announcement {
     }
 
     /// The same said again, as number `sequence`.
+    #[cfg(feature = "net")]
     pub(crate) fn numbered(self, sequence: u64) -> Option<Self> {
         let claim = Claim { sequence, ..self.capability.claim().clone() };
         Some(Self { capability: Capability::try_from(claim).ok()?, ..self })
@@ -223,6 +224,7 @@ pub fn open(bytes: &[u8]) -> Result<Announcement, Malformed> {
 }
 
 /// Reads an announcement whose signature was checked before.
+#[cfg(feature = "net")]
 pub(crate) fn read_again(bytes: &[u8]) -> Option<Announcement> {
     let (body, _) = bytes.split_last_chunk::<64>()?;
     read(&mut Reader::new(body)).ok()
